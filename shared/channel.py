@@ -1,0 +1,89 @@
+"""What supervisor and worker say to each other, over one inherited UNIX socket pair, a JSON object per line.
+
+    supervisor -> worker   start (once, first), drain, reload
+    worker -> supervisor   ready, status (every second: it is also the heartbeat), failed
+
+The socket also tells of death: a worker that reads end-of-file has lost its supervisor and exits; a supervisor that
+reads it has lost the worker (and has the exit code from the process).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.config import Settings, WorkerConfig
+
+STATUS_INTERVAL_S = 1.0
+
+
+class Start(msgspec.Struct, tag="start", frozen=True):
+    config: WorkerConfig
+
+
+class Drain(msgspec.Struct, tag="drain", frozen=True):
+    """Stop taking samples, answer polls, let what runs end for `deadline_s`, orphan the rest, exit 0."""
+
+    deadline_s: float
+
+
+class Reload(msgspec.Struct, tag="reload", frozen=True):
+    """Keys and limits as re-read; what cannot change at run time is ignored."""
+
+    settings: Settings
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """The worker accepts connections. `models`: the base models it offers."""
+
+    models: tuple[str, ...]
+
+
+class UpstreamStatus(msgspec.Struct, frozen=True):
+    url: str
+    state: str  # "up", "resting", "unknown"
+    in_flight: int
+    failures: int
+
+
+class Status(msgspec.Struct, tag="status", frozen=True):
+    """A worker's own view of itself. Counters count from the start of this process."""
+
+    in_flight: int
+    in_flight_bytes: int
+    loop_lag_ms_p99: float
+    loop_lag_ms_max: float
+    store_connected: bool
+    sessions: int
+    upstreams: tuple[UpstreamStatus, ...]
+    counters: dict[str, int]  # names: shared/counters.py
+    draining: bool = False
+
+
+class Failed(msgspec.Struct, tag="failed", frozen=True):
+    """The worker cannot start, and would not the next time either."""
+
+    message: str
+
+
+ToWorker = Start | Drain | Reload
+ToSupervisor = Ready | Status | Failed
+
+MAX_LINE_BYTES = 4 * 1024 * 1024
+
+_encoder = msgspec.json.Encoder()
+_to_worker = msgspec.json.Decoder(ToWorker)
+_to_supervisor = msgspec.json.Decoder(ToSupervisor)
+
+
+def encode(message: ToWorker | ToSupervisor) -> bytes:
+    return _encoder.encode(message) + b"\n"
+
+
+def decode_for_worker(line: bytes) -> ToWorker:
+    """Raises `msgspec.MsgspecError` on anything else."""
+    return _to_worker.decode(line)
+
+
+def decode_for_supervisor(line: bytes) -> ToSupervisor:
+    """Raises `msgspec.MsgspecError` on anything else."""
+    return _to_supervisor.decode(line)

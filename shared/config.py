@@ -1,0 +1,93 @@
+"""The configuration of a running gateway, as plain frozen values.
+
+Parsing (flags, environment, TOML) and checking live in `gateway/options.py`; the workers only ever see these structs,
+handed over as JSON on their control channel. Defaults and names are those of docs/interface.md.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+class ModelName(msgspec.Struct, frozen=True):
+    """A base model offered to clients, and the upstream's name for it."""
+
+    name: str
+    upstream_name: str
+
+
+class ApiKey(msgspec.Struct, frozen=True):
+    """One caller. `sha256` is the hex digest of the key; the key itself is nowhere."""
+
+    name: str
+    sha256: str
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that `gateway serve` can be told; see docs/interface.md for the meaning of each."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    source_ips: tuple[str, ...] = ()
+    upstreams: tuple[str, ...] = ()
+    upstream_api_key: str | None = None
+    models: tuple[ModelName, ...] = ()
+    redis_url: str | None = None
+    key_prefix: str = "gw"
+    undelivered_ttl_s: float = 3600.0
+    retrieved_ttl_s: float = 300.0
+    acked_ttl_s: float = 30.0
+    lease_s: float = 30.0
+    redis_memory_bytes: int = 0  # 0: a quarter of RAM
+    read_timeout_s: float = 2048.0
+    connect_timeout_s: float = 60.0
+    upstream_wait_s: float = 2048.0
+    upstream_keep_alive_s: float = 4.0
+    max_connections: int | None = None  # None: what the source IP's ephemeral ports allow; 0: no limit
+    max_in_flight: int = 65_536
+    max_in_flight_bytes: int = GIB
+    max_body_bytes: int = 64 * MIB
+    max_reexecutions: int = 1
+    retry_ambiguous: bool = False
+    keep_alive_s: float = 75.0
+    backlog: int = 50_000
+    poll_timeout_s: float = 30.0
+    session_timeout_s: float = 300.0
+    lora_name: str | None = None
+    lora_path: str | None = None
+    session_poll: bool = True
+    training_upstream: str | None = None
+    api_keys: tuple[ApiKey, ...] = ()
+    allow_anonymous: bool = False
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 8001
+    admin_key: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    drain_timeout_s: float = 60.0
+    log_format: str = "json"
+    log_level: str = "info"
+    access_log: bool = False
+    run_dir: str | None = None
+
+    @property
+    def lora_name_template(self) -> str:
+        """The default depends on whether adapters are loaded on demand (then names must be unique per checkpoint)."""
+        if self.lora_name is not None:
+            return self.lora_name
+        return "{run_id}--{checkpoint}" if self.lora_path is not None else "{run_id}"
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker process needs: the settings, its slot, and what the supervisor has resolved for it."""
+
+    settings: Settings
+    slot: int
+    instance: str  # 16 characters, new for every process: the owner of samples in the store
+    source_ip: str | None
+    redis_url: str  # of the embedded server when none was given

@@ -1,0 +1,78 @@
+"""Every error the gateway raises on purpose, by whose fault it is.
+
+`GatewayError` is the root. The leaves carry what a person needs to read; which HTTP status a leaf becomes is decided
+in one table, `workers/responses.py`, and nowhere else.
+
+    GatewayError
+    +-- ClientError            the caller's mistake; the message is for the caller
+    |   +-- BadRequest         malformed, out of range, or a field that cannot be honoured
+    |   +-- BodyTooLarge       above --max-body-bytes
+    |   +-- UnsupportedEncoding a Content-Encoding where none is taken
+    |   +-- NotFound           an id that is not of our form, not the caller's, or an unknown model
+    |   +-- SessionFinished    a submission to a session that was finished
+    |   +-- Unauthorized       no key, or one that is not known
+    |   +-- BodyIncomplete     the client went away, or was too slow, before its body was whole
+    +-- Overloaded             back-pressure: admission, Redis full, Redis away. Always retryable
+    +-- NotImplementedHere     a path that needs --training-upstream
+    +-- StoreError             see shared/store/base.py
+    +-- ConfigError            a wrong flag; start exits with 2
+    +-- StartError             the machine does not provide what the flags ask for; start exits with 3
+"""
+
+from __future__ import annotations
+
+
+class GatewayError(Exception):
+    """Root of all errors raised on purpose."""
+
+
+class ClientError(GatewayError):
+    """The caller's mistake; `str(error)` is shown to the caller."""
+
+
+class BadRequest(ClientError):
+    pass
+
+
+class BodyTooLarge(ClientError):
+    pass
+
+
+class UnsupportedEncoding(ClientError):
+    pass
+
+
+class NotFound(ClientError):
+    pass
+
+
+class SessionFinished(ClientError):
+    pass
+
+
+class Unauthorized(ClientError):
+    pass
+
+
+class BodyIncomplete(ClientError):
+    pass
+
+
+class Overloaded(GatewayError):
+    """Back-pressure; `reason` is one of a bounded set of words, for metrics."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class NotImplementedHere(GatewayError):
+    pass
+
+
+class ConfigError(GatewayError):
+    """A wrong value of a flag, environment variable or configuration key; one line, for the operator."""
+
+
+class StartError(GatewayError):
+    """The machine does not provide what a right configuration asks for; one line, for the operator."""

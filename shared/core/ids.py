@@ -1,0 +1,148 @@
+"""Ids that describe themselves.
+
+A session that Redis lost is rebuilt from its id, on any worker of any host, when the owner tag inside it matches the
+caller. So an id carries everything that a worker must know:
+
+    session            gws-<random 16 bytes + tag 8 bytes>
+    sampling session   gwss-<key 16 bytes + tag 8 bytes>.<session id>.<model>
+    sample (future)    <sampling session>:<seq_id>
+    sequence           <key>:<seq_id>:<index>
+
+Bytes are URL-safe base64 without padding (24 bytes are 32 characters); `.` and `:` do not occur in it. The tag is a
+keyed hash of all that the id says, keyed by the caller's API key, so an id that was altered, or is somebody else's, is
+not ours. The key of a sampling session is a keyed hash of (session, sampling_session_seq_id, model): the SDK repeats
+`create_sampling_session` with the same pair after a lost reply, and any worker answers with the same id, without
+asking Redis. Randomness comes in as an argument.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import re
+from hashlib import blake2b, sha256
+from typing import Final
+
+from shared.core.model import MAX_SEQ_ID, ModelRef, SampleKey, SamplingSession
+
+RANDOM_BYTES: Final = 16
+_TAG_BYTES: Final = 8
+_CORE_CHARS: Final = 32
+_KEY_CHARS: Final = 22
+# Longer than any id made here from a model name of sensible length; keeps hostile ids cheap.
+MAX_ID_CHARS: Final = 1024
+
+_SESSION: Final = re.compile(r"gws-([A-Za-z0-9_-]{32})")
+_SAMPLING: Final = re.compile(r"gwss-([A-Za-z0-9_-]{32})\.([A-Za-z0-9_~-]+)\.([bp])([A-Za-z0-9_-]*)")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
+_SEQ: Final = re.compile(r"0|[1-9][0-9]{0,18}")
+
+ANONYMOUS_SECRET: Final = sha256(b"tinker-sampling-gateway:anonymous").digest()
+
+
+def owner_secret(api_key: str) -> bytes:
+    """The 32-byte secret that an API key's ids are tagged with; not the hash that a keys file stores."""
+    return sha256(b"tinker-sampling-gateway:owner:" + api_key.encode()).digest()
+
+
+def new_session_id(random_bytes: bytes, secret: bytes) -> str:
+    """A session id from 16 random bytes."""
+    return "gws-" + _b64(random_bytes + _tag(secret, b"session", random_bytes))
+
+
+def owns_session(session_id: str, secret: bytes) -> bool:
+    match = _SESSION.fullmatch(session_id) if len(session_id) <= MAX_ID_CHARS else None
+    if match is None:
+        return False
+    core = _unb64(match[1])
+    return hmac.compare_digest(core[RANDOM_BYTES:], _tag(secret, b"session", core[:RANDOM_BYTES]))
+
+
+def sampling_session(session_id: str, ordinal: bytes, model: ModelRef, secret: bytes) -> SamplingSession:
+    """The sampling session that `(session_id, ordinal, model)` names.
+
+    `ordinal` is the SDK's sampling_session_seq_id in decimal, or random bytes where there is none.
+    """
+    model_part = _encode_model(model)
+    session_part = _encode_session(session_id)
+    # Keyed, so that two owners of one trainer's session id never share a key in the store.
+    key_bytes = blake2b(
+        b"\0".join((session_part.encode(), model_part.encode(), ordinal)),
+        key=secret,
+        digest_size=RANDOM_BYTES,
+    ).digest()
+    tag = _tag(secret, b"sampling", key_bytes, session_part.encode(), model_part.encode())
+    core = _b64(key_bytes + tag)
+    return SamplingSession(
+        f"gwss-{core}.{session_part}.{model_part}", _session_key(key_bytes), session_id, model
+    )
+
+
+def parse_sampling_session(text: str, secret: bytes) -> SamplingSession | None:
+    """The sampling session that an id describes; None when it is not of our form or not the caller's."""
+    match = _SAMPLING.fullmatch(text) if len(text) <= MAX_ID_CHARS else None
+    if match is None:
+        return None
+    core, session_part, kind, model_text = match.groups()
+    raw = _unb64(core)
+    key_bytes, tag = raw[:RANDOM_BYTES], raw[RANDOM_BYTES:]
+    model_part = kind + model_text
+    if not hmac.compare_digest(
+        tag, _tag(secret, b"sampling", key_bytes, session_part.encode(), model_part.encode())
+    ):
+        return None
+    # The tag vouches for the rest: only text that we encoded ourselves gets here.
+    name = _unb64(model_text).decode()
+    model = ModelRef(base_model=name) if kind == "b" else ModelRef(model_path=name)
+    return SamplingSession(text, _session_key(key_bytes), _decode_session(session_part), model)
+
+
+def request_id(session: SamplingSession, seq_id: int) -> str:
+    return f"{session.sampling_session_id}:{seq_id}"
+
+
+def split_request_id(text: str) -> tuple[str, int] | None:
+    """`(sampling session id, seq_id)`; None when the text has not that form. Says nothing of ownership."""
+    if len(text) > MAX_ID_CHARS + 20:
+        return None
+    head, _, tail = text.rpartition(":")
+    if not head or _SEQ.fullmatch(tail) is None:
+        return None
+    seq_id = int(tail)
+    return (head, seq_id) if seq_id <= MAX_SEQ_ID else None
+
+
+def sequence_ids(key: SampleKey, n: int) -> list[str]:
+    """n distinct labels, the same ones whenever the same sample is promised again."""
+    prefix = f"{key.session_key}:{key.seq_id}:"
+    return [prefix + str(index) for index in range(n)]
+
+
+def _session_key(key_bytes: bytes) -> str:
+    return _b64(key_bytes)[:_KEY_CHARS]
+
+
+def _tag(secret: bytes, *parts: bytes) -> bytes:
+    return blake2b(b"\0".join(parts), key=secret, digest_size=_TAG_BYTES).digest()
+
+
+def _encode_session(session_id: str) -> str:
+    # A trainer's session id may hold anything; ours is kept readable.
+    return session_id if _PLAIN.fullmatch(session_id) else "~" + _b64(session_id.encode())
+
+
+def _decode_session(part: str) -> str:
+    return _unb64(part[1:]).decode() if part.startswith("~") else part
+
+
+def _encode_model(model: ModelRef) -> str:
+    kind = "b" if model.base_model is not None else "p"
+    return kind + _b64(model.name.encode())
+
+
+def _b64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _unb64(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -1,0 +1,105 @@
+"""The nouns: what a sample asks for, and what comes back.
+
+Everything here is frozen and knows nothing of JSON, protobuf, HTTP or Redis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+# The SDK gives every unpickled client its own block of seq_ids: seq_id // CLONE_SPAN is the clone.
+CLONE_SPAN = 1_000_000_000
+MAX_SEQ_ID = 2**63 - 1
+
+
+class SampleKey(NamedTuple):
+    """Where a sample lives in the store: the short name of its sampling session, and its seq_id."""
+
+    session_key: str
+    seq_id: int
+
+    @property
+    def clone_id(self) -> int:
+        return self.seq_id // CLONE_SPAN
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """What a sampling session samples from; exactly one of the two is set."""
+
+    base_model: str | None = None
+    model_path: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.base_model or self.model_path or ""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSession:
+    """A sampling session as rebuilt from its id alone."""
+
+    sampling_session_id: str
+    session_key: str
+    session_id: str
+    model: ModelRef
+
+    def key(self, seq_id: int) -> SampleKey:
+        return SampleKey(self.session_key, seq_id)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters as the SDK means them.
+
+    `stop`: None = the model's own EOS stops; `()` = no stops at all, EOS included; otherwise all strings or all
+    token ids. `max_tokens`: None = as much as the context leaves. `top_k`: -1 = off.
+    """
+
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] | tuple[int, ...] | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """One accepted `asample`, still without a Python object per prompt token.
+
+    `prompt`: the token ids as the inside of a JSON array, without the brackets and without white space (`b"1,2,3"`).
+    `digest`: 16 bytes over everything that decides the result; equal digests are the same request.
+    """
+
+    prompt: bytes = field(repr=False)
+    prompt_tokens: int
+    num_samples: int
+    params: SamplingParams
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    prompt_logprobs_last_n: int | None = None
+    digest: bytes = b""
+
+    @property
+    def wants_prompt_scores(self) -> bool:
+        return self.prompt_logprobs or self.topk_prompt_logprobs > 0
+
+
+class Category(Enum):
+    """Whose fault a FAILED sample is, in the SDK's words."""
+
+    USER = "user"
+    SERVER = "server"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a sample FAILED or was CANCELLED; shown to the SDK's user."""
+
+    message: str
+    category: Category

@@ -1,0 +1,86 @@
+"""The stored form of a sample: a fixed header, then the payload.
+
+    offset  bytes  field
+    0       1      state, the value of `lifecycle.State`
+    1       1      clock: "-" undelivered, "r" a reply was handed over, "a" acknowledged
+    2       2      attempt that owns the sample, big-endian
+    4       4      n, the number of sequences promised, big-endian
+    8       16     digest of the request
+    24      16     owner, the worker instance (ASCII)
+    40      ...    payload: the encoded SampleResponse (READY, RETRIEVED), JSON `{"error", "category"}` (FAILED,
+                   CANCELLED), nothing otherwise
+
+The state comes first so that one byte answers "is it done?", and every record keeps digest, n, owner and attempt so
+that a duplicate submission can be answered with the first promise whatever became of the sample.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from shared.core.lifecycle import State
+
+_HEADER: Final = struct.Struct(">1s1sHI16s16s")
+HEADER_BYTES: Final = _HEADER.size
+OWNER_BYTES: Final = 16
+DIGEST_BYTES: Final = 16
+UNDELIVERED: Final = b"-"
+HANDED_OVER: Final = b"r"
+ACKNOWLEDGED: Final = b"a"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who runs a sample, and which request it is. `owner` is 16 ASCII characters, one value per worker instance."""
+
+    owner: str
+    attempt: int
+    n: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    state: State
+    claim: Claim
+    handed_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    header: Header
+    payload: memoryview
+
+
+class BadRecord(ValueError):
+    """A stored value that no version of this gateway wrote."""
+
+
+def pack(state: State, claim: Claim, payload: bytes = b"") -> bytes:
+    """Header and payload as they are stored, with the clock at undelivered."""
+    return pack_header(state, claim) + payload
+
+
+def pack_header(state: State, claim: Claim) -> bytes:
+    return _HEADER.pack(
+        state.value.encode(), UNDELIVERED, claim.attempt, claim.n, claim.digest, claim.owner.encode()
+    )
+
+
+def unpack_header(data: bytes | memoryview) -> Header:
+    """The header of a stored value.
+
+    Raises `BadRecord` when it is too short or its state is unknown.
+    """
+    try:
+        state, clock, attempt, n, digest, owner = _HEADER.unpack_from(data)
+        return Header(State(state.decode()), Claim(owner.decode(), attempt, n, digest), clock != UNDELIVERED)
+    except (struct.error, ValueError) as error:
+        raise BadRecord(f"not a sample record: {bytes(data[:HEADER_BYTES])!r}") from error
+
+
+def unpack(data: bytes) -> Record:
+    """Header and payload; the payload is a view, not a copy."""
+    return Record(unpack_header(data), memoryview(data)[HEADER_BYTES:])

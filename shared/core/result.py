@@ -1,0 +1,49 @@
+"""A sample's result on its way from the upstream's JSON to the SDK's protobuf: packed bytes, no object per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class StopReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Top-k per position. `token_ids` int32[length * k], `logprobs` float32[length * k], little-endian, row-major.
+
+    An empty cell is id 0, logprob -99999.0; a row whose first cell is empty reads as None in the SDK.
+    """
+
+    token_ids: bytes = field(repr=False)
+    logprobs: bytes = field(repr=False)
+    k: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """`tokens` int32[T], `logprobs` float32[T], little-endian."""
+
+    tokens: bytes = field(repr=False)
+    logprobs: bytes = field(repr=False)
+    stop_reason: StopReason
+    topk: TopK | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """`logprobs` float32[P], NaN where not computed (position 0 always); None when only the top-k was asked for."""
+
+    logprobs: bytes | None = field(repr=False, default=None)
+    topk: TopK | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    sequences: tuple[SequenceResult, ...]
+    prompt: PromptScores | None = None
+    prompt_cache_hit_tokens: int = 0

@@ -1,0 +1,254 @@
+"""The store: what every worker of every host shares.
+
+One protocol, two implementations (`redis.py`, `memory.py`), one contract suite (`tests/contract/`). The store decides
+nothing: it applies `shared/core/lifecycle.py` atomically next to the data, keeps clocks, and wakes who waits.
+
+Four promises that callers build on:
+
+- `begin` is first-writer-wins. It enters the sample into the owner's open set before (or together with) the record, so
+  that no PENDING is ever without somebody who reaps it.
+- `settle` is first-terminal-wins, fenced by owner and attempt, and idempotent: repeating it after a lost reply is safe.
+  The payload is readable, and the completion logged, before anybody is told (`announce` comes after).
+- No read extends a clock. `mark_retrieved` and `acknowledge` only ever shorten what is left.
+- Every call ends: with its result, or with a `StoreError` within the store's own deadline. A call that is cancelled
+  disturbs no other call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from shared.core.errors import GatewayError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.core.lifecycle import State
+    from shared.core.model import SampleKey
+    from shared.core.record import Claim, Header, Record
+
+
+class StoreError(GatewayError):
+    """The store did not do it, or it is not known whether it did."""
+
+
+class StoreUnavailable(StoreError):
+    """No usable connection. `maybe_done`: the command may have been executed (its reply was lost)."""
+
+    def __init__(self, message: str, *, maybe_done: bool) -> None:
+        super().__init__(message)
+        self.maybe_done = maybe_done
+
+
+class StoreFull(StoreError):
+    """The server refuses writes: its memory limit is reached (OOM under noeviction). Nothing was written."""
+
+
+class StoreRefused(StoreError):
+    """The server answered with an error that is none of the above (a bug, a missing permission)."""
+
+
+class Settled(Enum):
+    """What became of a `settle`."""
+
+    WRITTEN = "written"
+    REPEATED = "repeated"  # this very claim had settled it before, in the same state: a lost reply
+    REFUSED = "refused"  # another terminal state, or another owner, was first; nothing changed
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One line of a completion log. `size_bytes` is the payload's, 0 unless the sample is READY."""
+
+    seq_id: int
+    finished: bool
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """What came after a cursor. With no entries the cursor is the one that was asked with, or 0 if that is stale.
+
+    A cursor is `epoch * 2**32 + n`, below 2**53, where the epoch is drawn when a log begins. A cursor of another
+    epoch, or past the head, reads as 0. Hence an idle client's cursor stands still (the SDK spins otherwise).
+    """
+
+    entries: list[LogEntry]
+    cursor: int
+
+
+class SessionState(Enum):
+    UNKNOWN = "unknown"
+    ALIVE = "alive"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    state: SessionState
+    seen_ms: int  # wall clock of the last sign of life; 0 when unknown
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInfo:
+    """For `/status`, `/readyz` and `gateway check`. `max_bytes` is 0 when unlimited."""
+
+    mode: str  # "standalone", "sentinel", "cluster", "memory"
+    version: str
+    used_bytes: int
+    max_bytes: int
+    policy: str
+
+
+class StoreListener(Protocol):
+    """What a worker hears from the store. Called on the event loop; must not block and must not raise."""
+
+    def on_announcement(self, session_key: str, seq_ids: Sequence[int]) -> None:
+        """These samples of a watched sampling session have settled."""
+        ...
+
+    def on_gap(self) -> None:
+        """Messages may have been lost (a subscription was cut and is back): look again at everything awaited."""
+        ...
+
+    def on_control(self, message: bytes) -> None:
+        """A message for this worker (`send_control`) or for all (`broadcast`)."""
+        ...
+
+
+class Store(Protocol):
+    """See the module's docstring. All methods raise `StoreError` only."""
+
+    async def open(self, listener: StoreListener, owner: str) -> None:
+        """Connect, load scripts, subscribe to control messages for `owner`. Raises when the first attempt fails."""
+        ...
+
+    async def close(self) -> None:
+        """Fail what is pending, close every connection. Idempotent."""
+        ...
+
+    @property
+    def connected_since_s(self) -> float | None:
+        """Monotonic time since when the command connection has been up; None while it is down."""
+        ...
+
+    # -- samples ------------------------------------------------------------------------------------------------
+
+    async def begin(self, key: SampleKey, claim: Claim) -> Header | None:
+        """Enter a sample as PENDING. None: begun. Otherwise the header of what was there first, and nothing changed.
+
+        When the record there names this very owner and attempt (a lost reply), that header is returned: the caller
+        knows whether it runs the sample already. An owner that did not begin it is not left in its own open set.
+        """
+        ...
+
+    async def settle(
+        self, key: SampleKey, claim: Claim, state: State, payload: bytes, *, ttl_s: float, now_ms: int
+    ) -> Settled:
+        """Set the one terminal state of a sample that `claim` owns, and log it in its (session, clone)'s log.
+
+        A sample that is not there at all (a wiped store) is written like a PENDING one. The sample leaves the owner's
+        open set. Log entries older than `ttl_s` are trimmed in passing. Nobody is woken: see `announce`.
+        """
+        ...
+
+    async def read(self, key: SampleKey) -> Record | None:
+        """Header and payload; None when there is nothing (GONE)."""
+        ...
+
+    async def read_header(self, key: SampleKey) -> Header | None: ...
+
+    async def mark_retrieved(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
+        """Replies were handed over: start the retrieved clock of those settled samples whose clock had not started.
+
+        Returns for how many it started. A clock that leaves less than `ttl_s` is not extended.
+        """
+        ...
+
+    async def acknowledge(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
+        """The client has these: shorten what is left to `ttl_s`; PENDING and missing ones are passed over.
+
+        Returns how many were shortened for the first time.
+        """
+        ...
+
+    # -- completion logs and waking -----------------------------------------------------------------------------
+
+    async def read_log(self, session_key: str, clone_id: int, cursor: int, *, limit: int) -> LogPage:
+        """Up to `limit` completions after `cursor`, oldest first."""
+        ...
+
+    def announce(self, session_key: str, seq_id: int) -> None:
+        """Tell every worker that watches this session; coalesced per event-loop turn, best effort, never raises."""
+        ...
+
+    async def watch(self, session_key: str) -> None:
+        """Hear announcements of this session from the moment this returns. Nested calls count."""
+        ...
+
+    def unwatch(self, session_key: str) -> None:
+        """Undo one `watch`. The subscription may linger a few seconds, for the next poll."""
+        ...
+
+    # -- sessions -----------------------------------------------------------------------------------------------
+
+    async def touch_session(self, session_id: str, now_ms: int) -> SessionInfo:
+        """A sign of life; creates what is missing. Returns the state as it was found, with `seen_ms` updated.
+
+        A finished session stays finished.
+        """
+        ...
+
+    async def finish_session(self, session_id: str, now_ms: int) -> bool:
+        """True for the first to finish it."""
+        ...
+
+    async def session_infos(self, session_ids: Sequence[str]) -> list[SessionInfo]: ...
+
+    async def reserve_clone(self, session_key: str, clone_id: int) -> bool:
+        """True when nobody had reserved this clone number of the sampling session."""
+        ...
+
+    # -- ownership ----------------------------------------------------------------------------------------------
+
+    async def renew_lease(self, owner: str, *, ttl_s: float) -> bool:
+        """Take or renew a worker instance's lease. False when it was not there: first time, lapsed, or a wipe."""
+        ...
+
+    async def release_lease(self, owner: str) -> None:
+        """The worker stops and has no open samples left, or leaves them to be reaped at once."""
+        ...
+
+    async def lapsed_owners(self) -> list[str]:
+        """Instances that are known and hold no lease."""
+        ...
+
+    async def reap(self, owner: str, *, ttl_s: float, now_ms: int, limit: int = 500) -> list[SampleKey]:
+        """ORPHAN up to `limit` open samples of `owner`; returns them, for `announce`.
+
+        An entry whose record names another owner, or is settled, just leaves the set. When the set is empty the
+        instance is forgotten, and [] returned.
+        """
+        ...
+
+    # -- messages between workers -------------------------------------------------------------------------------
+
+    async def send_control(self, owner: str, message: bytes) -> None:
+        """Leave a message for a worker and wake it; it stays until taken or a few lease times are over."""
+        ...
+
+    async def take_inbox(self, owner: str) -> list[bytes]:
+        """What was left for this worker and not yet taken; a message may arrive both ways."""
+        ...
+
+    async def broadcast(self, message: bytes) -> None:
+        """Tell every worker now; not kept."""
+        ...
+
+    # -- the rest -----------------------------------------------------------------------------------------------
+
+    async def ping(self) -> None: ...
+
+    async def info(self) -> StoreInfo: ...
