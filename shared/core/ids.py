@@ -73,9 +73,7 @@ def sampling_session(session_id: str, ordinal: bytes, model: ModelRef, secret: b
     ).digest()
     tag = _tag(secret, b"sampling", key_bytes, session_part.encode(), model_part.encode())
     core = _b64(key_bytes + tag)
-    return SamplingSession(
-        f"gwss-{core}.{session_part}.{model_part}", _session_key(key_bytes), session_id, model
-    )
+    return SamplingSession(f"gwss-{core}.{session_part}.{model_part}", _session_key(key_bytes), session_id, model)
 
 
 def parse_sampling_session(text: str, secret: bytes) -> SamplingSession | None:
@@ -87,9 +85,7 @@ def parse_sampling_session(text: str, secret: bytes) -> SamplingSession | None:
     raw = _unb64(core)
     key_bytes, tag = raw[:RANDOM_BYTES], raw[RANDOM_BYTES:]
     model_part = kind + model_text
-    if not hmac.compare_digest(
-        tag, _tag(secret, b"sampling", key_bytes, session_part.encode(), model_part.encode())
-    ):
+    if not hmac.compare_digest(tag, _tag(secret, b"sampling", key_bytes, session_part.encode(), model_part.encode())):
         return None
     # The tag vouches for the rest: only text that we encoded ourselves gets here.
     name = _unb64(model_text).decode()

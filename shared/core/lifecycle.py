@@ -63,9 +63,7 @@ TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.ORPHANED, Event.EXPIRE): State.GONE,
 }
 
-SETTLED: Final = frozenset(
-    {State.READY, State.RETRIEVED, State.FAILED, State.CANCELLED, State.STALE, State.ORPHANED}
-)
+SETTLED: Final = frozenset({State.READY, State.RETRIEVED, State.FAILED, State.CANCELLED, State.STALE, State.ORPHANED})
 
 SETTLING: Final[dict[State, Event]] = {
     State.READY: Event.SETTLE_READY,

@@ -64,9 +64,7 @@ def pack(state: State, claim: Claim, payload: bytes = b"") -> bytes:
 
 
 def pack_header(state: State, claim: Claim) -> bytes:
-    return _HEADER.pack(
-        state.value.encode(), UNDELIVERED, claim.attempt, claim.n, claim.digest, claim.owner.encode()
-    )
+    return _HEADER.pack(state.value.encode(), UNDELIVERED, claim.attempt, claim.n, claim.digest, claim.owner.encode())
 
 
 def unpack_header(data: bytes | memoryview) -> Header:
