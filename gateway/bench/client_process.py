@@ -1,0 +1,133 @@
+"""One client process: `python -m gateway.bench.client_process`, started and spoken to by the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from gateway.bench import messages
+from gateway.bench.client import SdkClient, SetupFailed
+from gateway.bench.messages import Go, Plan, Progress, Ready, Report, Trouble
+from gateway.bench.tally import Tally
+from gateway.bench.transport import parse_target
+from gateway.bench.verification import ShapeVerifier, SimulatorVerifier
+from shared.clock import SystemClock
+
+if TYPE_CHECKING:
+    from gateway.bench.messages import FromClient
+
+_PROGRESS_S: Final = 0.25
+
+
+def main() -> None:
+    uvloop.run(_serve_driver())
+
+
+async def _serve_driver() -> None:
+    """Does the plan; stops early when the driver closes our standard input, or is gone."""
+    lines = await _standard_input()
+    plan = messages.decode_for_client(await lines.readline())
+    assert isinstance(plan, Plan)
+    work = asyncio.create_task(_work(plan, lines))
+    try:
+        await work
+    except SetupFailed as error:
+        _say(Trouble(str(error)))
+
+
+async def _work(plan: Plan, lines: asyncio.StreamReader) -> None:
+    tally = Tally()
+    client = _client(plan, tally)
+    await client.open()
+    _say(Ready(client.uses_session_poll))
+    if not await lines.readline():
+        return
+    _calm_collector()
+    started_s = time.process_time()
+    run = asyncio.create_task(client.run(iter(range(plan.first, plan.samples, plan.step)), plan.concurrency))
+    helpers = [asyncio.create_task(_progress(tally)), asyncio.create_task(_stop_at_end(lines, run))]
+    try:
+        await run
+        _say(_report(client, tally, time.process_time() - started_s))
+    finally:
+        client.close()
+        for task in helpers:
+            task.cancel()
+        await asyncio.gather(*helpers, return_exceptions=True)
+
+
+def _client(plan: Plan, tally: Tally) -> SdkClient:
+    return SdkClient(
+        parse_target(plan.url, plan.source_ip),
+        plan.api_key,
+        plan.workload,
+        SimulatorVerifier(plan.workload) if plan.verify else ShapeVerifier(plan.workload),
+        tally,
+        SystemClock(),
+        session_poll=plan.session_poll,
+    )
+
+
+def _calm_collector() -> None:
+    # Tens of thousands of live tasks make a full collection slow, and none of them is garbage.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+async def _progress(tally: Tally) -> None:
+    while True:
+        _say(Progress(tally.submitted, tally.completed, tally.failed, tally.wrong, tally.cancelled))
+        await asyncio.sleep(_PROGRESS_S)
+
+
+async def _stop_at_end(lines: asyncio.StreamReader, run: asyncio.Task[None]) -> None:
+    await lines.read()
+    run.cancel()
+
+
+def _report(client: SdkClient, tally: Tally, cpu_seconds: float) -> Report:
+    return Report(
+        completed=tally.completed,
+        failed=tally.failed,
+        wrong=tally.wrong,
+        cancelled=tally.cancelled,
+        resubmitted=tally.resubmitted,
+        duplicates=tally.duplicates,
+        abandoned_polls=tally.abandoned_polls,
+        polls=tally.polls,
+        session_polls=tally.session_polls,
+        paused=tally.paused,
+        requests=client.requests_sent,
+        connections=client.connections_opened,
+        heartbeats=tally.heartbeats,
+        heartbeats_failed=tally.heartbeats_failed,
+        heartbeat_max_s=tally.heartbeat_max_s,
+        failures=dict(tally.failures),
+        examples=tally.examples,
+        submit_s=tally.submit_s.tobytes(),
+        latency_s=tally.latency_s.tobytes(),
+        cpu_seconds=cpu_seconds,
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def _say(message: FromClient) -> None:
+    sys.stdout.buffer.write(messages.encode(message))
+    sys.stdout.buffer.flush()
+
+
+async def _standard_input() -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=messages.MAX_LINE_BYTES)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What the operating system says of a process: CPU, memory, file descriptors; and of the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gateway.bench.report import Machine
+
+_PROC: Final = Path("/proc")
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+# Fields of /proc/PID/stat behind the command's closing parenthesis (proc(5) counts from 1, before it).
+_UTIME_FIELD: Final = 11
+_STIME_FIELD: Final = 12
+_STATM_RESIDENT_FIELD: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    cpu_seconds: float
+    rss_bytes: int
+    fds: int
+
+
+def usage(pid: int) -> ProcessUsage | None:
+    """None when there is no such process, or it is not ours to look at."""
+    directory = _PROC / str(pid)
+    try:
+        stat = (directory / "stat").read_text()
+        statm = (directory / "statm").read_text()
+        fds = len(os.listdir(directory / "fd"))
+    except OSError:
+        return None
+    return ProcessUsage(cpu_seconds(stat), resident_bytes(statm), fds)
+
+
+def cpu_seconds(stat: str) -> float:
+    """User + system of one /proc/PID/stat line; the command in it may hold blanks and parentheses."""
+    fields = stat[stat.rindex(")") + 1 :].split()
+    return (int(fields[_UTIME_FIELD]) + int(fields[_STIME_FIELD])) / _TICKS_PER_S
+
+
+def resident_bytes(statm: str) -> int:
+    return int(statm.split()[_STATM_RESIDENT_FIELD]) * _PAGE_BYTES
+
+
+def machine() -> Machine:
+    return Machine(
+        cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES,
+        kernel=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+    )

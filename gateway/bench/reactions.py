@@ -1,0 +1,213 @@
+"""What the public SDK does with each reply, as tables and pure functions.
+
+The load client behaves like the SDK only as far as these tables say so; the client's coroutines ask them and obey. A
+reply is first reduced to an `Event`, the event to a row of the endpoint's table, and the row to a `Reaction`.
+
+What is left out, on purpose: the two-hour stuck detection and the one-hour billing window, which no bench run outlives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# The SDK gives up on one submission after this long, and starts over under a new seq_id.
+E5_WINDOW_S: Final = 300.0
+_BACKOFF_CAP_S: Final = 30.0
+_OUTER_CAP_S: Final = 10.0
+BILLING_PAUSE_S: Final = 5.0
+SESSION_POLL_RETRY_S: Final = 1.0
+# 400s in a row that are tried again before a retrieve, or the session poll, is given up.
+_TOLERATED_400S: Final = 3
+_SETUP_RETRIES: Final = 10
+
+
+class Event(NamedTuple):
+    """What came back. `status` 0: nothing, the connection failed or the time was up.
+
+    `bare` marks a 400 without a positive Content-Length, which the SDK takes for a proxy's glitch; `pending` a 408
+    with a JSON body.
+    """
+
+    status: int
+    bare: bool = False
+    pending: bool = False
+
+
+class Act(Enum):
+    ACCEPT = "accept"
+    AGAIN = "again"  # same request, after `delay_s`
+    PAUSE = "pause"  # every submission of the process rests
+    RESUBMIT = "resubmit"  # same user sample, new seq_id, after `delay_s`
+    FATAL = "fatal"
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    act: Act
+    delay_s: float = 0.0
+
+
+class Row(Enum):
+    """What a table says of one class of replies."""
+
+    ACCEPT = "accept"
+    NOW = "again at once"
+    NOW_400 = "again at once, a few times in a row"
+    BACK_OFF = "again after 1, 2, 4 ... 30 s"
+    BACKPRESSURE = "the process pauses"
+    BILLING = "again after 5 s"
+    SECOND = "again after 1 s"
+    SECOND_400 = "again after 1 s, a few times in a row"
+    RESUBMIT = "again under a new seq_id"
+    FATAL = "the user sees an error"
+
+
+Table = dict[str, Row]
+
+ASAMPLE: Final[Table] = {
+    "200": Row.ACCEPT,
+    "bare 400": Row.BACK_OFF,
+    "402": Row.BILLING,
+    "408": Row.BACK_OFF,
+    "409": Row.BACK_OFF,
+    "429": Row.BACKPRESSURE,
+    "5xx": Row.BACK_OFF,
+    "no reply": Row.BACK_OFF,
+    "other": Row.FATAL,
+}
+
+RETRIEVE: Final[Table] = {
+    "200": Row.ACCEPT,
+    "400": Row.NOW_400,
+    "bare 400": Row.BACK_OFF,
+    "402": Row.BILLING,
+    "408": Row.NOW,
+    "410": Row.RESUBMIT,
+    "429": Row.BACK_OFF,
+    "5xx": Row.NOW,
+    "no reply": Row.BACK_OFF,
+    "other": Row.FATAL,
+}
+
+SESSION_POLL: Final[Table] = {
+    "200": Row.ACCEPT,
+    "400": Row.SECOND_400,
+    "bare 400": Row.SECOND,
+    "402": Row.BILLING,
+    "408": Row.SECOND,
+    "409": Row.SECOND,
+    "429": Row.SECOND,
+    "5xx": Row.SECOND,
+    "no reply": Row.SECOND,
+    "other": Row.FATAL,
+}
+
+
+# Session and configuration calls: the transport's own retries.
+SETUP: Final[Table] = {
+    "200": Row.ACCEPT,
+    "bare 400": Row.FATAL,
+    "408": Row.BACK_OFF,
+    "409": Row.BACK_OFF,
+    "429": Row.BACK_OFF,
+    "5xx": Row.BACK_OFF,
+    "no reply": Row.BACK_OFF,
+    "other": Row.FATAL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """What a retry loop remembers: failures that count towards its back-off, and 400s in a row."""
+
+    failures: int = 0
+    bad_requests: int = 0
+
+
+def row(table: Mapping[str, Row], event: Event) -> Row:
+    """The table's word on `event`; an exact status goes before its class."""
+    return next(table[name] for name in _names(event) if name in table)
+
+
+def on_asample(event: Event, streak: Streak, elapsed_s: float) -> tuple[Reaction, Streak]:
+    """`elapsed_s`: since the first attempt under this seq_id."""
+    verdict = row(ASAMPLE, event)
+    if verdict is Row.BACKPRESSURE:
+        return Reaction(Act.PAUSE), Streak()
+    if verdict is Row.BACK_OFF:
+        delay_s = back_off_s(streak.failures)
+        if elapsed_s >= E5_WINDOW_S:
+            return Reaction(Act.RESUBMIT), Streak()
+        # The last attempt falls on the window's end, not behind it.
+        return Reaction(Act.AGAIN, min(delay_s, E5_WINDOW_S - elapsed_s)), Streak(streak.failures + 1)
+    return _plain(verdict), streak
+
+
+def on_retrieve(event: Event, streak: Streak) -> tuple[Reaction, Streak]:
+    verdict = row(RETRIEVE, event)
+    if verdict is Row.BACK_OFF:
+        return Reaction(Act.AGAIN, back_off_s(streak.failures)), replace(streak, failures=streak.failures + 1)
+    # Any answer but 429 forgets the back-off; only a proper "still pending" forgets the 400s.
+    calm = Streak(0, 0 if event.pending else streak.bad_requests)
+    if verdict is Row.NOW_400:
+        return _tolerate(calm, 0.0)
+    return _plain(verdict), calm
+
+
+def on_session_poll(event: Event, streak: Streak) -> tuple[Reaction, Streak]:
+    verdict = row(SESSION_POLL, event)
+    if verdict is Row.SECOND_400:
+        return _tolerate(streak, SESSION_POLL_RETRY_S)
+    return _plain(verdict), Streak()
+
+
+def on_setup(event: Event, streak: Streak) -> tuple[Reaction, Streak]:
+    verdict = row(SETUP, event)
+    if verdict is not Row.BACK_OFF:
+        return _plain(verdict), streak
+    if streak.failures >= _SETUP_RETRIES:
+        return Reaction(Act.FATAL), streak
+    return Reaction(Act.AGAIN, min(0.5 * 2**streak.failures, _OUTER_CAP_S)), Streak(streak.failures + 1)
+
+
+def back_off_s(failures: int) -> float:
+    """1, 2, 4 ... 30 s after so many earlier failures."""
+    return _BACKOFF_CAP_S if failures >= 5 else float(2**failures)
+
+
+def resubmit_delay_s(resubmissions: int, uniform: float) -> float:
+    """0.5 * 2^n s up to 10 s, give or take a quarter; `uniform` in [0, 1) places it."""
+    base_s = _OUTER_CAP_S if resubmissions >= 5 else 0.5 * 2**resubmissions
+    return base_s * (0.75 + 0.5 * uniform)
+
+
+def _tolerate(streak: Streak, delay_s: float) -> tuple[Reaction, Streak]:
+    if streak.bad_requests >= _TOLERATED_400S:
+        return Reaction(Act.FATAL), streak
+    return Reaction(Act.AGAIN, delay_s), replace(streak, bad_requests=streak.bad_requests + 1)
+
+
+def _plain(verdict: Row) -> Reaction:
+    return _PLAIN[verdict]
+
+
+_PLAIN: Final = {
+    Row.ACCEPT: Reaction(Act.ACCEPT),
+    Row.NOW: Reaction(Act.AGAIN),
+    Row.SECOND: Reaction(Act.AGAIN, SESSION_POLL_RETRY_S),
+    Row.BILLING: Reaction(Act.AGAIN, BILLING_PAUSE_S),
+    Row.RESUBMIT: Reaction(Act.RESUBMIT),
+    Row.FATAL: Reaction(Act.FATAL),
+}
+
+
+def _names(event: Event) -> tuple[str, ...]:
+    if event.status == 0:
+        return ("no reply",)
+    exact = "bare 400" if event.bare else str(event.status)
+    return (exact, "5xx", "other") if event.status >= 500 else (exact, "other")

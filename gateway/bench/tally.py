@@ -1,0 +1,56 @@
+"""What one client process counts."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+# Enough to see what went wrong without carrying every message of a broken run.
+MAX_EXAMPLES: Final = 5
+
+
+@dataclass(slots=True)
+class Tally:
+    """`submit_s`: from the first post to the promise; `latency_s`: from the user's call to the checked result."""
+
+    completed: int = 0
+    failed: int = 0
+    wrong: int = 0
+    cancelled: int = 0
+    resubmitted: int = 0
+    submitted: int = 0
+    duplicates: int = 0
+    abandoned_polls: int = 0
+    polls: int = 0
+    session_polls: int = 0
+    paused: int = 0
+    heartbeats: int = 0
+    heartbeats_failed: int = 0
+    heartbeat_max_s: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+    submit_s: array[float] = field(default_factory=lambda: array("f"))
+    latency_s: array[float] = field(default_factory=lambda: array("f"))
+
+    @property
+    def ended(self) -> int:
+        return self.completed + self.failed + self.cancelled
+
+    def succeed(self, latency_s: float) -> None:
+        self.completed += 1
+        self.latency_s.append(latency_s)
+
+    def fail(self, kind: str, detail: str, *, wrong: bool = False) -> None:
+        """`wrong`: an answer came and was not the sample's own; it counts as failed too."""
+        self.failed += 1
+        self.wrong += wrong
+        self.failures[kind] += 1
+        if len(self.examples) < MAX_EXAMPLES:
+            self.examples.append(f"{kind}: {detail}")
+
+    def beat(self, took_s: float, ok: bool) -> None:
+        self.heartbeats += 1
+        self.heartbeats_failed += not ok
+        self.heartbeat_max_s = max(self.heartbeat_max_s, took_s)

@@ -1,0 +1,102 @@
+"""What the load client asks for: a pure function of one seed.
+
+Sample `i` of a run has a prompt, a sampling seed, and a share in the trouble that the run is told to make, all drawn
+from (run seed, i) alone. So no two samples share a prompt, any process can recompute any sample, and a run that failed
+is repeated by its printed seed.
+"""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+# Above the special tokens of every real vocabulary's beginning, below the size of the smallest in use.
+PROMPT_TOKEN_MIN: Final = 100
+PROMPT_TOKEN_MAX: Final = 30_000
+_PROMPT_SPAN: Final = np.uint64(PROMPT_TOKEN_MAX - PROMPT_TOKEN_MIN)
+# Two streams of draws that must not resemble each other: what a sample is, and the fate of each of its polls.
+_SAMPLE_STREAM: Final = 1
+_POLL_STREAM: Final = 2
+_SPLITMIX_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
+_SPLITMIX_FACTORS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SPLITMIX_SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
+# One sample gives up polls at most this often, so that a fraction of 1 still ends.
+MAX_ABANDONED_POLLS: Final = 3
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """One run's samples. Fractions are of all samples (`abandon_polls`: of all polls), in 0..1."""
+
+    seed: int
+    model: str
+    prompt_tokens: int = 64
+    max_tokens: int = 32
+    num_samples: int = 1
+    abandon_polls: float = 0.0
+    cancel: float = 0.0
+    duplicates: float = 0.0
+    # Abandoned polls and cancels fall within this many seconds: about as long as a generation takes.
+    trouble_within_s: float = 1.0
+
+
+class Duplicate(msgspec.Struct, frozen=True):
+    """Which repeated submission a sample makes, if any; at most one of the two."""
+
+    at_once: bool = False  # the same post on two connections
+    reply_lost: bool = False  # the first post's connection is dropped before its reply is read
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """`prompt`: int32[prompt_tokens]. `cancel_after_s`: None when it is left alone."""
+
+    index: int
+    seed: int
+    prompt: npt.NDArray[np.int32]
+    cancel_after_s: float | None
+    duplicate: Duplicate
+
+
+def sample(workload: Workload, index: int) -> Sample:
+    draws = _draws(workload.seed, _SAMPLE_STREAM, index)
+    return Sample(
+        index,
+        seed=draws[0] >> 1,  # below 2**31, which every upstream takes
+        prompt=_prompt(draws[1] << 32 | draws[2], workload.prompt_tokens),
+        cancel_after_s=_share(draws[4]) * workload.trouble_within_s if _share(draws[3]) < workload.cancel else None,
+        duplicate=_duplicate(_share(draws[5]), workload.duplicates),
+    )
+
+
+def abandon_after_s(workload: Workload, index: int, poll: int, abandoned: int) -> float | None:
+    """When to drop the `poll`-th poll of a sample that dropped `abandoned` ones already; None: not at all."""
+    if workload.abandon_polls <= 0 or abandoned >= MAX_ABANDONED_POLLS:
+        return None
+    draws = _draws(workload.seed, _POLL_STREAM, index, poll)
+    return _share(draws[1]) * workload.trouble_within_s if _share(draws[0]) < workload.abandon_polls else None
+
+
+def _duplicate(chance: float, fraction: float) -> Duplicate:
+    return Duplicate(at_once=chance < fraction / 2, reply_lost=fraction / 2 <= chance < fraction)
+
+
+def _share(draw: int) -> float:
+    return draw / 2**32
+
+
+def _draws(*words: int) -> tuple[int, ...]:
+    """Eight numbers of 32 bits; a digest, since a seeded numpy generator costs more than the rest of a sample."""
+    return struct.unpack("<8I", blake2b(struct.pack(f"<{len(words)}q", *words), digest_size=32).digest())
+
+
+def _prompt(key: int, length: int) -> npt.NDArray[np.int32]:
+    """splitmix64 over `key`, `key` + 1 step, ... : one vectorised pass, no generator to seed."""
+    state = np.arange(1, length + 1, dtype=np.uint64) * _SPLITMIX_STEP + np.uint64(key)
+    state = (state ^ (state >> _SPLITMIX_SHIFTS[0])) * _SPLITMIX_FACTORS[0]
+    state = (state ^ (state >> _SPLITMIX_SHIFTS[1])) * _SPLITMIX_FACTORS[1]
+    state ^= state >> _SPLITMIX_SHIFTS[2]
+    return (PROMPT_TOKEN_MIN + (state % _PROMPT_SPAN).astype(np.int32)).astype(np.int32)
