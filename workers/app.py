@@ -1,0 +1,95 @@
+"""The public address as one ASGI application: the hot routes by dictionary, everything else by Starlette's router.
+
+Matching routes one by one costs as much as a whole small request does otherwise, so the routes that every sample
+passes through are found before Starlette sees the request.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route
+
+from workers import responses
+from workers.endpoint import Endpoint
+from workers.routes import futures, sampling, service
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request as StarletteRequest
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from workers.deps import Deps
+    from workers.endpoint import Request
+    from workers.responses import Reply
+
+    Route_ = tuple[str, str, Callable[[Deps, Request], Awaitable[Reply]]]
+
+API: Final = "/api/v1"
+
+HOT: Final[tuple[Route_, ...]] = (
+    ("POST", "/asample", sampling.asample),
+    ("POST", "/retrieve_future", futures.retrieve_future),
+    ("POST", "/retrieve_futures", futures.retrieve_futures),
+    ("POST", "/session_heartbeat", service.session_heartbeat),
+)
+ROUTED: Final[tuple[Route_, ...]] = (
+    ("POST", "/client/config", service.client_config),
+    ("POST", "/client/dynamic_config", service.dynamic_config),
+    ("POST", "/create_session", service.create_session),
+    ("POST", "/sessions/{session_id}/finish", service.finish_session),
+    ("POST", "/create_sampling_session", sampling.create_sampling_session),
+    ("POST", "/join_sampling_session", sampling.join_sampling_session),
+    ("GET", "/samplers/{sampling_session_id}", sampling.sampler),
+    ("POST", "/cancel_future", futures.cancel_future),
+    ("POST", "/telemetry", service.telemetry),
+    ("GET", "/get_server_capabilities", service.server_capabilities),
+)
+METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class PublicApp:
+    """ASGI: `routes` is the dictionary of the hot ones, `starlette` serves the rest."""
+
+    def __init__(self, deps: Deps) -> None:
+        make = partial(_endpoint, deps)
+        self.routes = {(method, API + path): make(handler) for method, path, handler in HOT}
+        self.starlette = _starlette(make)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp | None = None
+        if scope["type"] == "http":
+            app = self.routes.get((scope["method"], scope["path"]))
+        await (app or self.starlette)(scope, receive, send)
+
+
+def _starlette(make: Callable[..., Endpoint]) -> Starlette:
+    routes = [Route(API + path, make(handler), methods=[method]) for method, path, handler in ROUTED]
+    # The hot ones again, so that a wrong method on them is a 405 like on any other.
+    routes += [Route(API + path, make(handler), methods=[method]) for method, path, handler in HOT]
+    routes.append(Route(API + "/healthz", make(service.healthz, public=True), methods=["GET"]))
+    routes.append(Route(API + "/{path:path}", make(service.not_here), methods=METHODS))
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+
+def _endpoint(deps: Deps, handler: Callable[[Deps, Request], Awaitable[Reply]], *, public: bool = False) -> Endpoint:
+    return Endpoint(
+        partial(handler, deps),
+        lambda: deps.live.keyring,
+        deps.counters,
+        lambda: deps.live.settings.max_body_bytes,
+        public=public,
+    )
+
+
+async def _http_error(request: StarletteRequest, error: Exception) -> Response:
+    """Starlette's own 404 and 405, as JSON."""
+    assert isinstance(error, HTTPException)
+    reply = responses.routing_error(error.status_code)
+    headers: dict[str, Any] = dict(error.headers or {})
+    return Response(bytes(reply.body), reply.status, headers, reply.content_type.decode())

@@ -1,0 +1,69 @@
+"""Starting the clocks of what was delivered: many at a time, a moment later, and never lost to a store that is away.
+
+A reply that was handed over starts the retrieved clock; an acknowledgement shortens what is left. Neither is worth a
+round trip of its own on the way to the client, and neither does harm when it comes a little late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from shared.store.base import StoreError
+
+if TYPE_CHECKING:
+    from shared.config import Settings
+    from shared.core.model import SampleKey
+    from shared.counters import Counters
+    from shared.store.base import Store
+
+# Long enough to gather a burst into one command, far below the clocks themselves (30 s and more).
+_GATHER_S: Final = 0.05
+_RETRY_S: Final = 1.0
+_BATCH: Final = 500
+# While the store is away, deliveries beyond this many keep the longer clock: memory stays bounded.
+_PENDING_MAX: Final = 100_000
+
+
+class DeliveryClocks:
+    def __init__(self, store: Store, settings: Settings, counters: Counters) -> None:
+        self._store = store
+        self._retrieved_ttl_s = settings.retrieved_ttl_s
+        self._acked_ttl_s = settings.acked_ttl_s
+        self._counters = counters
+        self._retrieved: list[SampleKey] = []
+        self._acked: list[SampleKey] = []
+        self._wanted = asyncio.Event()
+
+    def handed_over(self, key: SampleKey) -> None:
+        if len(self._retrieved) < _PENDING_MAX:
+            self._retrieved.append(key)
+        self._wanted.set()
+
+    def acknowledged(self, keys: list[SampleKey]) -> None:
+        if keys and len(self._acked) < _PENDING_MAX:
+            self._acked.extend(keys)
+            self._wanted.set()
+
+    async def run(self) -> None:
+        """Until cancelled; the worker owns this task."""
+        while True:
+            await self._wanted.wait()
+            await asyncio.sleep(_GATHER_S)
+            self._wanted.clear()
+            try:
+                await self.flush()
+            except StoreError:
+                self._wanted.set()
+                await asyncio.sleep(_RETRY_S)
+
+    async def flush(self) -> None:
+        """Write all that is pending. What could not be written stays. Raises `StoreError`."""
+        while self._retrieved:
+            batch = self._retrieved[:_BATCH]
+            self._counters.delivered += await self._store.mark_retrieved(batch, ttl_s=self._retrieved_ttl_s)
+            del self._retrieved[: len(batch)]
+        while self._acked:
+            batch = self._acked[:_BATCH]
+            self._counters.acknowledged += await self._store.acknowledge(batch, ttl_s=self._acked_ttl_s)
+            del self._acked[: len(batch)]

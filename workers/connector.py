@@ -1,0 +1,108 @@
+"""The worker's one way out: an aiohttp session whose connections leave from the slot's own source IP.
+
+Why the settings are as they are:
+
+- The source address is bound with IP_BIND_ADDRESS_NO_PORT, so that the kernel picks the port at connect, per
+  destination: 28,000 connections per (source IP, upstream) instead of per source IP. `local_addr` binds too early.
+- Idle connections are closed before vLLM closes them (uvicorn's 5.0 s): a POST that meets a closing connection is lost.
+- No total deadline: a generation may take half an hour. Waiting for a free connection is charged to nobody.
+- No cookies, no proxies from the environment, no redirects, no decompression, no DNS of IP literals.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from shared.core import ports
+
+if TYPE_CHECKING:
+    from aiohttp.abc import AddrInfoType
+
+    from shared.config import Settings
+
+# linux/in.h; the socket module has no name for it before 3.12.
+_IP_BIND_ADDRESS_NO_PORT: Final = getattr(socket, "IP_BIND_ADDRESS_NO_PORT", 24)
+_PORT_RANGE_FILE: Final = "/proc/sys/net/ipv4/ip_local_port_range"
+
+
+class BoundSocketFactory:
+    """Makes sockets that will leave from `source_ip`; its port is left to `connect`."""
+
+    def __init__(self, source_ip: str) -> None:
+        self._source_ip = source_ip
+        self._family = socket.AF_INET6 if ":" in source_ip else socket.AF_INET
+
+    def __call__(self, address: AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setblocking(False)
+            if family == self._family:
+                made.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+                made.bind((self._source_ip, 0))
+        except OSError:
+            made.close()
+            raise
+        return made
+
+
+def connection_limit(settings: Settings) -> int:
+    """Upstream connections this worker may have open at once; 0 is no limit.
+
+    The automatic value is what one source IP can really open: above it requests wait in the connector instead of
+    failing with EADDRNOTAVAIL.
+    """
+    if settings.max_connections is not None:
+        return settings.max_connections
+    sharing = _slots_sharing_an_address(settings)
+    return ports.connection_limit(_ephemeral_range(), len(settings.upstreams), sharing)
+
+
+def make_session(settings: Settings, source_ip: str | None) -> aiohttp.ClientSession:
+    """The session for everything this worker asks of its upstreams."""
+    connector = aiohttp.TCPConnector(
+        limit=connection_limit(settings),
+        limit_per_host=0,
+        happy_eyeballs_delay=None,
+        keepalive_timeout=settings.upstream_keep_alive_s,
+        ttl_dns_cache=30,
+        socket_factory=BoundSocketFactory(source_ip) if source_ip is not None else None,
+        family=_family(source_ip),
+    )
+    headers = {"Authorization": f"Bearer {settings.upstream_api_key}"} if settings.upstream_api_key else None
+    return aiohttp.ClientSession(
+        connector=connector,
+        headers=headers,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s
+        ),
+        trust_env=False,
+        requote_redirect_url=False,
+    )
+
+
+def _family(source_ip: str | None) -> socket.AddressFamily:
+    """An IPv4 source cannot reach an IPv6 address of the same upstream, and the other way round."""
+    if source_ip is None:
+        return socket.AF_UNSPEC
+    return socket.AF_INET6 if ":" in source_ip else socket.AF_INET
+
+
+def _slots_sharing_an_address(settings: Settings) -> int:
+    addresses = len(settings.source_ips) or 1
+    return -(-settings.workers // addresses)
+
+
+def _ephemeral_range() -> tuple[int, int]:
+    try:
+        with open(_PORT_RANGE_FILE) as file:
+            low, high = file.read().split()
+    except (OSError, ValueError):
+        return ports.DEFAULT_RANGE
+    return int(low), int(high)

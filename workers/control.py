@@ -1,0 +1,43 @@
+"""The messages that workers leave for each other through the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.core.model import SampleKey
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The client does not want this sample of yours any more."""
+
+    key: SampleKey
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """This session was finished: end what you run of it."""
+
+    session_id: str
+
+
+def cancel_message(key: SampleKey) -> bytes:
+    return f"cancel {key.session_key} {key.seq_id}".encode()
+
+
+def finish_message(session_id: str) -> bytes:
+    return f"finish {session_id}".encode()
+
+
+def parse(message: bytes) -> Cancel | Finish | None:
+    """None for what another version may have sent."""
+    try:
+        verb, *words = message.decode().split(" ")
+    except UnicodeDecodeError:
+        return None
+    match verb, words:
+        case "cancel", [session_key, seq_id] if seq_id.isdecimal():
+            return Cancel(SampleKey(session_key, int(seq_id)))
+        case "finish", [session_id]:
+            return Finish(session_id)
+    return None

@@ -1,0 +1,42 @@
+"""What the handlers of one worker share. Built once, in `workers/worker.py`; nothing is looked up by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shared.clock import Clock
+    from shared.config import Settings
+    from shared.counters import Counters
+    from shared.store.base import Store
+    from workers.clocks import DeliveryClocks
+    from workers.dispatcher import Dispatcher
+    from workers.keyring import Keyring
+    from workers.pool import UpstreamPool
+    from workers.sessions import Sessions
+    from workers.waiters import Waiters
+
+
+@dataclass(slots=True)
+class Live:
+    """What a reload may change while requests are served."""
+
+    settings: Settings
+    keyring: Keyring
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    live: Live
+    store: Store
+    dispatcher: Dispatcher
+    waiters: Waiters
+    sessions: Sessions
+    pool: UpstreamPool
+    clocks: DeliveryClocks
+    counters: Counters
+    clock: Clock
+    random_bytes: Callable[[int], bytes]

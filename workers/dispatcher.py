@@ -1,0 +1,404 @@
+"""Every sample that this worker runs, from the claim to the one terminal state.
+
+    submit   claim (in memory, before any await) -> begin (store) -> a task per sample
+    run      execute (upstream, again as often as retry.py allows) -> settle (store, until it is written) -> wake
+
+Three rules:
+
+- A claim is made before the first await, so that a duplicate that lands here meanwhile finds it.
+- A `begin` whose reply was lost may have made this worker the owner. It is repeated until the outcome is known: a
+  PENDING record whose owner does not run it would never end.
+- Cancelling ends the execution, never the settling. Whoever comes second (a cancel, a result) finds the sample
+  settled and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from shared.core.admission import Limits, Load, admit
+from shared.core.errors import BadRequest, Overloaded
+from shared.core.lifecycle import State
+from shared.core.model import Category, Failure
+from shared.core.record import Claim, Header, Record
+from shared.store.base import Settled, StoreError, StoreFull, StoreUnavailable
+from shared.wire.tinker import failure_body
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from shared.clock import Clock
+    from shared.config import Settings
+    from shared.core.model import SampleKey, SampleSpec, SamplingSession
+    from shared.counters import Counters
+    from shared.store.base import Store
+    from workers.execution import Executor
+    from workers.models import Target
+    from workers.waiters import Waiters
+
+log = logging.getLogger(__name__)
+
+# A worker instance claims a sample once; what is executed again within the claim keeps it.
+_FIRST_ATTEMPT: Final = 1
+# Pauses between attempts to reach a store that is away; the client has long been told "try again".
+_STORE_RETRY_FIRST_S: Final = 0.1
+_STORE_RETRY_LONGEST_S: Final = 2.0
+# After a write was refused for lack of memory, new samples are refused this long before Redis is asked again.
+_FULL_FOR_S: Final = 1.0
+# A duplicate does not outwait the store: well below the SDK's 60 s for a submission.
+_DUPLICATE_WAITS_S: Final = 10.0
+# What a sample costs this worker besides its prompt: task, futures, aiohttp's request and response.
+_SAMPLE_OVERHEAD_BYTES: Final = 16 * 1024
+
+CANCELLED_BY_CLIENT: Final = Failure("the sample was cancelled by the client", Category.USER)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A terminal state and its payload, decided but not yet written."""
+
+    state: State
+    payload: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def failed(cls, failure: Failure) -> Ending:
+        return cls(State.FAILED, failure_body(failure))
+
+
+class Phase(Enum):
+    BEGINNING = "beginning"
+    EXECUTING = "executing"
+    SETTLING = "settling"
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A sample that this worker owns, or is about to."""
+
+    session: SamplingSession
+    key: SampleKey
+    spec: SampleSpec
+    claim: Claim
+    target: Target
+    held_bytes: int
+    begun: asyncio.Future[Header | None]
+    task: asyncio.Task[None] | None = None
+    phase: Phase = Phase.BEGINNING
+    stop: Ending | None = None
+    paused_reason: str | None = None
+
+    def end_early(self, ending: Ending) -> bool:
+        """End it with `ending` unless it has already ended otherwise; False then."""
+        if self.stop is not None or self.phase is Phase.SETTLING:
+            return False
+        self.stop = ending
+        # Before it executes there is nothing to interrupt: `_execute` looks at `stop` first.
+        if self.phase is Phase.EXECUTING and self.task is not None:
+            self.task.cancel()
+        return True
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        waiters: Waiters,
+        counters: Counters,
+        clock: Clock,
+        owner: str,
+        settings: Settings,
+    ) -> None:
+        self._store = store
+        self._executor = executor
+        self._waiters = waiters
+        self._counters = counters
+        self._clock = clock
+        self._owner = owner
+        self._undelivered_ttl_s = settings.undelivered_ttl_s
+        self._limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
+        self._running: dict[SampleKey, Running] = {}
+        self._in_flight_bytes = 0
+        self._full_until_s = 0.0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._running)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return self._in_flight_bytes
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def running(self, key: SampleKey) -> Running | None:
+        return self._running.get(key)
+
+    def all_running(self) -> Iterable[Running]:
+        return list(self._running.values())
+
+    def reconfigure(self, settings: Settings) -> None:
+        self._limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
+
+    # -- submission ---------------------------------------------------------------------------------------------
+
+    async def submit(self, session: SamplingSession, seq_id: int, spec: SampleSpec, target: Target) -> None:
+        """Own this sample, or find that it is a duplicate of one that is owned. Returns when it is safe to promise.
+
+        Raises `BadRequest` (another payload under this seq_id), `Overloaded`, `StoreError`.
+        """
+        key = session.key(seq_id)
+        running = self._running.get(key)
+        if running is None:
+            running = self._claim(session, key, spec, target)
+            first = await self._begin(running)
+        else:
+            first = await _known(running)
+        if first is not None:
+            self._accept_duplicate(first, spec)
+
+    def _claim(self, session: SamplingSession, key: SampleKey, spec: SampleSpec, target: Target) -> Running:
+        held_bytes = len(spec.prompt) + _SAMPLE_OVERHEAD_BYTES
+        self._admit(held_bytes)
+        claim = Claim(self._owner, _FIRST_ATTEMPT, spec.num_samples, spec.digest)
+        begun: asyncio.Future[Header | None] = asyncio.get_running_loop().create_future()
+        # Duplicates may never come to look at it.
+        begun.add_done_callback(_mark_retrieved)
+        running = Running(session, key, spec, claim, target, held_bytes, begun)
+        # No await between the look and this line: the second of two equal submissions finds the first.
+        self._running[key] = running
+        self._in_flight_bytes += held_bytes
+        self._idle.clear()
+        return running
+
+    def _admit(self, sample_bytes: int) -> None:
+        full = self._clock.monotonic_s() < self._full_until_s
+        load = Load(len(self._running), self._in_flight_bytes, full, self._draining)
+        rejection = admit(load, self._limits, sample_bytes)
+        if rejection is not None:
+            self._count_rejection(rejection.reason)
+            raise Overloaded(rejection.reason, rejection.message)
+
+    async def _begin(self, running: Running) -> Header | None:
+        """Enter it into the store and start it; the header of who was first when that was not us."""
+        try:
+            first = await self._store.begin(running.key, running.claim)
+        except StoreUnavailable as error:
+            self._count_rejection("store")
+            if error.maybe_done:
+                running.task = asyncio.create_task(self._begin_until_known(running))
+            else:
+                self._abandon(running, error)
+            raise
+        except StoreError as error:
+            self._note_full(error)
+            self._count_rejection("store")
+            self._abandon(running, error)
+            raise
+        except asyncio.CancelledError:
+            # The handler is gone, the command may be on its way: the sample is looked after all the same.
+            running.task = asyncio.create_task(self._begin_until_known(running))
+            raise
+        return self._begun(running, first)
+
+    def _begun(self, running: Running, first: Header | None) -> Header | None:
+        if first is not None and not self._is_ours(first, running):
+            running.begun.set_result(first)
+            self._disown(running)
+            return first
+        running.begun.set_result(None)
+        self._counters.begun += 1
+        running.task = asyncio.create_task(self._run(running))
+        return None
+
+    async def _begin_until_known(self, running: Running) -> None:
+        """The reply to `begin` was lost. Only when the store tells who is first is it known whether to run it."""
+        pause_s = _STORE_RETRY_FIRST_S
+        while True:
+            try:
+                first = await self._store.begin(running.key, running.claim)
+            except StoreError:
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _STORE_RETRY_LONGEST_S)
+            else:
+                self._begun(running, first)
+                return
+
+    def _is_ours(self, first: Header, running: Running) -> bool:
+        """A record of this very claim: the begin before it was done, and its reply was lost."""
+        return first.state is State.PENDING and first.claim == running.claim
+
+    def _accept_duplicate(self, first: Header, spec: SampleSpec) -> None:
+        if first.claim.digest != spec.digest:
+            raise BadRequest("this seq_id was used before in this sampling session, with another request")
+        self._counters.duplicates_suppressed += 1
+
+    # -- the sample's task --------------------------------------------------------------------------------------
+
+    async def _run(self, running: Running) -> None:
+        try:
+            ending = await self._execute(running)
+            await self._settle(running, ending)
+        finally:
+            self._release(running)
+
+    async def _execute(self, running: Running) -> Ending:
+        if running.stop is not None:
+            return running.stop
+        running.phase = Phase.EXECUTING
+        try:
+            return await self._executor.execute(running)
+        except asyncio.CancelledError:
+            if running.stop is None:
+                raise
+            _swallow_cancellation()
+            return running.stop
+        except Exception:
+            # A task boundary: whatever broke, the client is owed an end.
+            log.exception("sample broke", extra={"request_id": running.key})
+            return Ending.failed(Failure("the gateway failed on this sample; its log says why", Category.SERVER))
+        finally:
+            running.phase = Phase.SETTLING
+
+    async def _settle(self, running: Running, ending: Ending) -> None:
+        """Write the ending, however long the store is away; then tell who waits, here and elsewhere."""
+        self._hold(running, len(ending.payload))
+        pause_s = _STORE_RETRY_FIRST_S
+        while True:
+            try:
+                settled = await self._store.settle(
+                    running.key,
+                    running.claim,
+                    ending.state,
+                    ending.payload,
+                    ttl_s=self._undelivered_ttl_s,
+                    now_ms=self._clock.wall_ms(),
+                )
+                break
+            except StoreError as error:
+                self._note_full(error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _STORE_RETRY_LONGEST_S)
+        self._tell(running, ending, settled)
+
+    def _tell(self, running: Running, ending: Ending, settled: Settled) -> None:
+        key = running.key
+        if settled is Settled.REFUSED:
+            self._waiters.settled(key, None)
+            return
+        self._count_ending(ending.state)
+        self._store.announce(key.session_key, key.seq_id)
+        record = Record(Header(ending.state, running.claim), memoryview(ending.payload))
+        self._waiters.settled(key, record)
+
+    # -- ending samples from outside ----------------------------------------------------------------------------
+
+    def cancel(self, key: SampleKey) -> bool:
+        """The client does not want it any more. True when it ends for that."""
+        running = self._running.get(key)
+        return running is not None and running.end_early(Ending(State.CANCELLED, failure_body(CANCELLED_BY_CLIENT)))
+
+    def end_session(self, session_id: str) -> int:
+        """Its session was finished, or fell silent: end all it runs. Returns how many."""
+        return self._end_all(State.STALE, lambda running: running.session.session_id == session_id)
+
+    def drain(self) -> None:
+        """Take nothing more; what runs goes on."""
+        self._draining = True
+
+    def orphan_all(self) -> int:
+        """The drain deadline: the SDK submits what still runs again, elsewhere. Returns how many."""
+        return self._end_all(State.ORPHANED, lambda _: True)
+
+    def _end_all(self, state: State, which: Callable[[Running], bool]) -> int:
+        return sum(running.end_early(Ending(state)) for running in self.all_running() if which(running))
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Give up every task without settling: the store is closing, the reaper does the rest."""
+        tasks = [running.task for running in self.all_running() if running.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- bookkeeping --------------------------------------------------------------------------------------------
+
+    def _hold(self, running: Running, more_bytes: int) -> None:
+        running.held_bytes += more_bytes
+        self._in_flight_bytes += more_bytes
+
+    def _release(self, running: Running) -> None:
+        if self._running.get(running.key) is running:
+            del self._running[running.key]
+            self._in_flight_bytes -= running.held_bytes
+        if not self._running:
+            self._idle.set()
+
+    def _abandon(self, running: Running, error: StoreError) -> None:
+        """It was never begun, and will not be."""
+        running.begun.set_exception(error)
+        self._disown(running)
+
+    def _disown(self, running: Running) -> None:
+        """It is not ours after all: polls that relied on us to wake them must look for themselves."""
+        self._release(running)
+        self._waiters.settled(running.key, None)
+
+    def _note_full(self, error: StoreError) -> None:
+        if isinstance(error, StoreFull):
+            self._full_until_s = self._clock.monotonic_s() + _FULL_FOR_S
+
+    def _count_rejection(self, reason: str) -> None:
+        name = _REJECTIONS.get(reason, "rejected_store")
+        setattr(self._counters, name, getattr(self._counters, name) + 1)
+
+    def _count_ending(self, state: State) -> None:
+        name = _ENDINGS[state]
+        setattr(self._counters, name, getattr(self._counters, name) + 1)
+
+
+_REJECTIONS: Final = {
+    "in_flight": "rejected_in_flight",
+    "bytes": "rejected_bytes",
+    "draining": "rejected_draining",
+}
+_ENDINGS: Final = {
+    State.READY: "completed",
+    State.FAILED: "failed",
+    State.CANCELLED: "cancelled",
+    State.STALE: "stale",
+    State.ORPHANED: "orphaned",
+}
+
+
+async def _known(running: Running) -> Header:
+    """Who was first, as soon as the submission that is under way knows it."""
+    try:
+        async with asyncio.timeout(_DUPLICATE_WAITS_S):
+            first = await asyncio.shield(running.begun)
+    except TimeoutError:
+        raise Overloaded("store", "this sample is still being entered into the result store; send it again") from None
+    return first or Header(State.PENDING, running.claim)
+
+
+def _mark_retrieved(future: asyncio.Future[Header | None]) -> None:
+    """Keep asyncio from complaining about an exception that only duplicates would have read."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _swallow_cancellation() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()

@@ -1,0 +1,106 @@
+"""From ASGI to a handler and back: who calls, the whole body, one reply, and whether it was delivered.
+
+A handler is `async (Request) -> Reply` and raises `GatewayError` for everything else; this is the ASGI boundary, the
+one place that catches all exceptions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.core.errors import BodyIncomplete, GatewayError
+from workers import responses
+from workers.http.body import read_body
+from workers.http.delivery import deliver, send_response
+from workers.http.watch import connection
+from workers.keyring import ANONYMOUS
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from shared.counters import Counters
+    from workers.http.watch import Connection
+    from workers.keyring import Caller, Keyring
+    from workers.responses import Reply
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`body` is whole and within its limit; `path` are the parameters of the route's path."""
+
+    caller: Caller
+    body: bytes
+    accept: bytes | None
+    connection: Connection
+    path: dict[str, str]
+
+
+Handler = Callable[[Request], Awaitable["Reply"]]
+
+
+class Endpoint:
+    """A handler as an ASGI application. Starlette routes to it as it would to any mounted app."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        keyring: Callable[[], Keyring],
+        counters: Counters,
+        max_body_bytes: Callable[[], int],
+        *,
+        public: bool = False,
+    ) -> None:
+        self._handler = handler
+        self._keyring = keyring
+        self._counters = counters
+        self._max_body_bytes = max_body_bytes
+        self._public = public
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._counters.http_requests += 1
+        try:
+            reply = await self._reply(scope, receive)
+        except BodyIncomplete:
+            self._counters.http_client_errors += 1
+            log.debug("request was cut off", extra={"path": scope["path"]})
+            return
+        except GatewayError as error:
+            reply = responses.refusal(error)
+        except Exception as error:
+            log.exception("request failed", extra={"path": scope["path"]})
+            reply = responses.refusal(error)
+        await self._send(scope, receive, send, reply)
+
+    async def _reply(self, scope: Scope, receive: Receive) -> Reply:
+        api_key, accept = _headers(scope)
+        # Before the body is read: a stranger cannot make us hold bytes.
+        caller = ANONYMOUS if self._public else self._keyring().identify(api_key)
+        body = await read_body(scope, receive, self._max_body_bytes())
+        return await self._handler(Request(caller, body, accept, connection(scope), scope.get("path_params", {})))
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
+        if reply.status >= 500:
+            self._counters.http_server_errors += 1
+        elif reply.status >= 400 and reply.status != 408:
+            self._counters.http_client_errors += 1
+        headers = [(b"content-type", reply.content_type)]
+        if reply.on_delivered is None:
+            await send_response(send, reply.status, headers, reply.body)
+        elif await deliver(scope, receive, send, reply.status, headers, reply.body):
+            reply.on_delivered()
+
+
+def _headers(scope: Scope) -> tuple[str | None, bytes | None]:
+    """`X-API-Key` and `Accept`."""
+    api_key = accept = None
+    for name, value in scope["headers"]:
+        if name == b"x-api-key":
+            api_key = value
+        elif name == b"accept":
+            accept = value
+    return (api_key.decode("latin-1") if api_key is not None else None), accept

@@ -1,0 +1,115 @@
+"""Executing one sample: attempts at upstreams until one succeeds or the retry policy says stop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from shared.core import ids, retry
+from shared.core.faults import Fault, FaultClass
+from shared.core.lifecycle import State
+from shared.wire import proto, vllm
+from workers.dispatcher import Ending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shared.clock import Clock
+    from shared.core.result import SampleResult
+    from shared.counters import Counters
+    from workers.dispatcher import Running
+    from workers.forwarder import Forwarder
+    from workers.pool import UpstreamPool
+    from workers.upstreams import Upstream
+
+_FAULT_COUNTERS: Final = {
+    FaultClass.NEVER_EXECUTED: "faults_never_executed",
+    FaultClass.INTERRUPTED: "faults_interrupted",
+    FaultClass.ABORTED: "faults_aborted",
+    FaultClass.AMBIGUOUS: "faults_ambiguous",
+    FaultClass.REFUSED: "faults_refused",
+}
+
+
+class Executor:
+    def __init__(
+        self,
+        pool: UpstreamPool,
+        forwarder: Forwarder,
+        counters: Counters,
+        clock: Clock,
+        policy: retry.Policy,
+        rng_unit: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._forwarder = forwarder
+        self._counters = counters
+        self._clock = clock
+        self._policy = policy
+        self._rng_unit = rng_unit
+
+    async def execute(self, running: Running) -> Ending:
+        """The sample's ending. Cancelling closes the upstream connection."""
+        budget = retry.Budget(first_tried_at_s=self._clock.monotonic_s())
+        avoid: Upstream | None = None
+        for attempt in range(1, 2**16):
+            upstream = self._pool.choose(avoid)
+            outcome = await self._attempt(running, upstream, attempt)
+            if not isinstance(outcome, Fault):
+                return Ending(State.READY, proto.encode_sample_response(outcome))
+            avoid = upstream
+            decision = self._judge(upstream, outcome, budget)
+            if not isinstance(decision, retry.Wait):
+                return _ending_of(decision)
+            budget = decision.budget
+            await self._pause(running, outcome, decision.delay_s)
+        return Ending(State.ORPHANED)
+
+    async def _attempt(self, running: Running, upstream: Upstream, attempt: int) -> SampleResult | Fault:
+        calls = vllm.plan_calls(running.spec, running.target.upstream_name, running.target.context_tokens)
+        decoded: list[vllm.Decoded] = []
+        for call in calls:
+            self._counters.attempts += 1
+            headers = _headers(running, call, attempt)
+            body = await self._forwarder.post(upstream, upstream.completions_url, call.body, headers)
+            reply = body if isinstance(body, Fault) else vllm.decode_reply(call, running.spec, body)
+            if isinstance(reply, Fault):
+                return reply
+            decoded.append(reply)
+        upstream.succeeded()
+        return self._combine(running, decoded)
+
+    def _combine(self, running: Running, decoded: Sequence[vllm.Decoded]) -> SampleResult:
+        result = vllm.combine(running.spec, decoded)
+        self._counters.tokens_sampled += sum(len(sequence.tokens) // 4 for sequence in result.sequences)
+        return result
+
+    def _judge(self, upstream: Upstream, fault: Fault, budget: retry.Budget) -> retry.Decision:
+        name = _FAULT_COUNTERS[fault.kind]
+        setattr(self._counters, name, getattr(self._counters, name) + 1)
+        now_s = self._clock.monotonic_s()
+        if fault.upstream_down:
+            upstream.failed(now_s)
+        decision = retry.decide(fault, budget, self._policy, now_s, self._rng_unit())
+        if isinstance(decision, retry.Wait) and fault.kind is not FaultClass.NEVER_EXECUTED:
+            self._counters.reexecutions += 1
+        return decision
+
+    async def _pause(self, running: Running, fault: Fault, delay_s: float) -> None:
+        running.paused_reason = fault.message
+        try:
+            await asyncio.sleep(delay_s)
+        finally:
+            running.paused_reason = None
+
+
+def _headers(running: Running, call: vllm.UpstreamCall, attempt: int) -> dict[str, str]:
+    """What lets an operator find the request in the upstream's log, and a router pin the session."""
+    name = ids.request_id(running.session, running.key.seq_id)
+    # The scores of the prompt are a request of their own, not a second execution of the sample.
+    suffix = "-scores" if call.scores and not call.sequences else ""
+    return {"X-Request-Id": f"{name}{suffix}-a{attempt}", "X-Session-ID": running.session.sampling_session_id}
+
+
+def _ending_of(decision: retry.Fail | retry.Orphan) -> Ending:
+    return Ending.failed(decision.failure) if isinstance(decision, retry.Fail) else Ending(State.ORPHANED)

@@ -1,0 +1,118 @@
+"""One HTTP exchange with an upstream: a reply's body, or a Fault. Never an exception.
+
+The caller decides what a Fault means (`shared/core/retry.py`); this module only sees to it that every way in which
+an exchange can end has one name. Cancelling the task closes the connection, which makes vLLM abort the generation
+within tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from yarl import URL
+
+    from shared.clock import Clock
+    from workers.upstreams import Upstream
+
+_CONTENT_TYPE: Final = {"Content-Type": "application/json"}
+
+# Most specific first: aiohttp's classes derive from each other.
+_BREAKS: Final[tuple[tuple[type[BaseException], BreakKind], ...]] = (
+    (aiohttp.ClientConnectorDNSError, BreakKind.DNS),
+    (aiohttp.ClientSSLError, BreakKind.TLS),
+    (aiohttp.ConnectionTimeoutError, BreakKind.CONNECT_TIMEOUT),
+    (aiohttp.ClientConnectorError, BreakKind.CONNECT_REFUSED),
+    (TimeoutError, BreakKind.READ_TIMEOUT),
+    (aiohttp.ClientPayloadError, BreakKind.BODY_CUT),
+    # "Cannot write to closing transport": the pooled connection was gone before a byte of the request went out.
+    (aiohttp.ClientConnectionResetError, BreakKind.CLOSED_BEFORE_WRITE),
+    (aiohttp.ServerDisconnectedError, BreakKind.RESET_BEFORE_STATUS),
+    (aiohttp.ClientOSError, BreakKind.RESET_BEFORE_STATUS),
+    (aiohttp.ClientConnectionError, BreakKind.RESET_BEFORE_STATUS),
+    (OSError, BreakKind.RESET_BEFORE_STATUS),
+)
+# The worker's own limits, not the upstream's fault: it must not be rested for them.
+_OUR_OWN: Final = frozenset({errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """One exchange under way. Whoever sets `broken` and cancels the task makes it end as that Fault."""
+
+    task: asyncio.Task[None]
+    broken: BreakKind | None = None
+
+    def break_off(self, kind: BreakKind) -> None:
+        if self.broken is None:
+            self.broken = kind
+            self.task.cancel()
+
+
+class Forwarder:
+    def __init__(self, session: aiohttp.ClientSession, clock: Clock) -> None:
+        self._session = session
+        self._clock = clock
+
+    async def post(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> bytes | Fault:
+        """The body of a 200, or what went wrong. Counted in `upstream.attempts` while it lasts."""
+        task = asyncio.current_task()
+        assert task is not None
+        attempt = Attempt(task)
+        upstream.attempts.add(attempt)
+        try:
+            return await self._exchange(upstream, url, body, headers)
+        except asyncio.CancelledError:
+            if attempt.broken is None:
+                raise
+            task.uncancel()
+            return classify_break(attempt.broken, upstream.url)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return self._fault(upstream, error)
+        finally:
+            upstream.attempts.discard(attempt)
+
+    async def get(self, upstream: Upstream, url: URL, timeout_s: float) -> bytes | Fault:
+        """The body of a 200 to a GET, or what went wrong; `timeout_s` covers all of it."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.get(url, allow_redirects=False, timeout=timeout) as response:
+                upstream.accepted()
+                body = await response.read()
+                return body if response.status == 200 else classify_reply(response.status, body, response.headers)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return self._fault(upstream, error)
+
+    async def _exchange(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> bytes | Fault:
+        async with self._session.post(
+            url, data=body, headers={**headers, **_CONTENT_TYPE}, allow_redirects=False
+        ) as response:
+            upstream.accepted()
+            reply = await response.read()
+            if response.status == 200:
+                return reply
+            return classify_reply(response.status, reply, response.headers)
+
+    def _fault(self, upstream: Upstream, error: BaseException) -> Fault:
+        if getattr(error, "errno", None) == errno.ECONNREFUSED:
+            upstream.refused(self._clock.monotonic_s())
+        return fault_of(error, upstream.url)
+
+
+def fault_of(error: BaseException, where: str) -> Fault:
+    """The Fault behind an exception of an exchange with `where` (an upstream's URL)."""
+    if getattr(error, "errno", None) in _OUR_OWN:
+        return Fault(FaultClass.NEVER_EXECUTED, f"the gateway cannot open more connections: {error}")
+    for kind, name in _BREAKS:
+        if isinstance(error, kind):
+            return classify_break(name, f"{where}: {error}" if str(error) else where)
+    return Fault(FaultClass.AMBIGUOUS, f"{where} did not answer in HTTP: {error}"[:500])

@@ -1,0 +1,154 @@
+"""What a worker does by the clock: its lease, its sessions, its upstreams, the samples of the dead.
+
+One task per duty, owned by the worker. A duty that fails is logged once per kind of trouble and tried again at its
+next turn: the store being away is a state, not an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from shared.core.lifecycle import State
+from shared.store.base import SessionState, Settled, StoreError
+from shared.store.reaping import reap
+from workers import control
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from shared.config import Settings
+    from shared.core.model import SampleKey
+    from shared.core.record import Claim
+    from workers.deps import Deps
+
+log = logging.getLogger(__name__)
+
+# architecture.md: a lease is renewed every 5 s.
+RENEW_EVERY_S: Final = 5.0
+PROBE_EVERY_S: Final = 2.0
+MODELS_EVERY_S: Final = 30.0
+
+
+class Housekeeping:
+    def __init__(self, deps: Deps, owner: str, settings: Settings) -> None:
+        self._deps = deps
+        self._owner = owner
+        self._lease_s = settings.lease_s
+        self._session_timeout_ms = round(settings.session_timeout_s * 1000)
+        self._undelivered_ttl_s = settings.undelivered_ttl_s
+        self._troubled: set[str] = set()
+        self._held_lease = False
+
+    def duties(self) -> list[Callable[[], Awaitable[None]]]:
+        """Endless coroutines, one per duty; whoever starts them owns and cancels them."""
+        return [self._tend_store, self._probe, self._learn_models, self._deps.clocks.run]
+
+    async def _tend_store(self) -> None:
+        while True:
+            await self._try("store", self.tend_store)
+            await asyncio.sleep(RENEW_EVERY_S)
+
+    async def _probe(self) -> None:
+        while True:
+            await asyncio.sleep(PROBE_EVERY_S)
+            await self._try("probe", self._deps.pool.probe)
+
+    async def _learn_models(self) -> None:
+        while True:
+            # Until an upstream has answered once, nothing can be sampled: ask often.
+            await asyncio.sleep(MODELS_EVERY_S if self._deps.pool.catalogue.known else PROBE_EVERY_S)
+            await self._try("models", self._deps.pool.learn_models)
+
+    async def tend_store(self) -> None:
+        """One turn: lease, inbox, sessions, reaping. Raises `StoreError`."""
+        await self._renew()
+        for message in await self._deps.store.take_inbox(self._owner):
+            self.on_control(message)
+        await self._write_signs_of_life()
+        await self._end_dead_sessions()
+        await self._reap_lapsed()
+
+    def on_control(self, message: bytes) -> None:
+        match control.parse(message):
+            case control.Cancel(key):
+                self._deps.dispatcher.cancel(key)
+            case control.Finish(session_id):
+                self._deps.sessions.mark_finished(session_id)
+                self._deps.dispatcher.end_session(session_id)
+
+    async def _renew(self) -> None:
+        held = await self._deps.store.renew_lease(self._owner, ttl_s=self._lease_s)
+        if self._held_lease and not held:
+            log.warning("lease was lost (the store was emptied, or stalled for long): entering what runs again")
+            await self._enter_again()
+        self._held_lease = True
+
+    async def _enter_again(self) -> None:
+        """A wiped store learns what is in flight, so that its polls find it pending instead of gone."""
+        for running in self._deps.dispatcher.all_running():
+            await self._deps.store.begin(running.key, running.claim)
+            if self._deps.dispatcher.running(running.key) is not running:
+                # It settled meanwhile: whatever was written then is first, and begin changed nothing. But had the
+                # wipe taken that too, nobody would run what we have just entered.
+                await self._orphan_if_pending(running.key, running.claim)
+
+    async def _orphan_if_pending(self, key: SampleKey, claim: Claim) -> None:
+        settled = await self._deps.store.settle(
+            key, claim, State.ORPHANED, b"", ttl_s=self._undelivered_ttl_s, now_ms=self._deps.clock.wall_ms()
+        )
+        if settled is Settled.WRITTEN:
+            self._deps.store.announce(key.session_key, key.seq_id)
+
+    async def _write_signs_of_life(self) -> None:
+        noted = self._deps.sessions.take_noted()
+        try:
+            for session_id in noted:
+                await self._deps.sessions.touch(session_id)
+        except StoreError:
+            self._deps.sessions.return_noted(noted)
+            raise
+
+    async def _end_dead_sessions(self) -> None:
+        """Finished sessions whose message was lost, and those that have been silent for too long."""
+        session_ids = list({running.session.session_id for running in self._deps.dispatcher.all_running()})
+        if not session_ids:
+            return
+        infos = await self._deps.store.session_infos(session_ids)
+        for session_id, info in zip(session_ids, infos, strict=True):
+            self._deps.sessions.learn(session_id, info)
+            if info.state is SessionState.FINISHED or self._is_silent(info.seen_ms):
+                ended = self._deps.dispatcher.end_session(session_id)
+                log.info("session is over: its running samples are ended", extra={"samples": ended})
+
+    def _is_silent(self, seen_ms: int) -> bool:
+        """Time without the store does not count against a session: nobody could write its signs of life."""
+        since_s = self._deps.store.connected_since_s
+        if since_s is None or not seen_ms:
+            return False
+        connected_ms = (self._deps.clock.monotonic_s() - since_s) * 1000
+        silent_ms = self._deps.clock.wall_ms() - seen_ms
+        return min(silent_ms, connected_ms) > self._session_timeout_ms
+
+    async def _reap_lapsed(self) -> None:
+        """End the samples of instances that hold no lease; not before everybody had a lease's time to renew."""
+        since_s = self._deps.store.connected_since_s
+        if since_s is None or self._deps.clock.monotonic_s() - since_s < self._lease_s:
+            return
+        for owner in await self._deps.store.lapsed_owners():
+            if owner != self._owner:
+                await reap(self._deps.store, owner, self._undelivered_ttl_s, self._deps.clock)
+
+    async def _try(self, duty: str, act: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await act()
+        except StoreError as error:
+            if duty not in self._troubled:
+                log.warning("duty waits for the store", extra={"duty": duty, "error": str(error)})
+            self._troubled.add(duty)
+        except Exception:
+            # A duty is a task boundary: one bad turn must not end the lease.
+            log.exception("duty failed", extra={"duty": duty})
+        else:
+            self._troubled.discard(duty)

@@ -1,0 +1,117 @@
+"""The upstreams of this worker, and the two things done about them in the background: learning what they serve, and
+noticing one that has gone away without saying so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from shared.core.errors import NotFound, Overloaded
+from shared.core.faults import BreakKind, Fault
+from workers import upstreams as rules
+from workers.models import Served, decode_listing
+from workers.upstreams import Upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.channel import UpstreamStatus
+    from shared.clock import Clock
+    from shared.core.model import ModelRef
+    from workers.forwarder import Forwarder
+    from workers.models import Catalogue, Target
+
+log = logging.getLogger(__name__)
+
+_LISTING_TIMEOUT_S: Final = 5.0
+# A name that nobody serves makes the upstreams be asked again, but not by every request of a confused client.
+_ASK_AGAIN_AFTER_S: Final = 2.0
+
+
+class UpstreamPool:
+    def __init__(self, urls: Sequence[str], forwarder: Forwarder, catalogue: Catalogue, clock: Clock) -> None:
+        self._upstreams = [Upstream(url) for url in urls]
+        self._forwarder = forwarder
+        self.catalogue = catalogue
+        self._clock = clock
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_s = float("-inf")
+        self._served: dict[Upstream, list[Served]] = {}
+
+    def choose(self, avoid: Upstream | None = None) -> Upstream:
+        return rules.choose(self._upstreams, self._clock.monotonic_s(), avoid)
+
+    @property
+    def all_rest(self) -> bool:
+        return rules.all_rest(self._upstreams, self._clock.monotonic_s())
+
+    def statuses(self) -> tuple[UpstreamStatus, ...]:
+        now_s = self._clock.monotonic_s()
+        return tuple(upstream.status(now_s) for upstream in self._upstreams)
+
+    async def resolve(self, model: ModelRef) -> Target:
+        """Where samples of this model go; asks the upstreams again when the name is new.
+
+        Raises `NotFound`, or `Overloaded` while no upstream has ever told what it serves.
+        """
+        try:
+            return self.catalogue.resolve(model)
+        except NotFound:
+            await self._ask_again()
+        if not self.catalogue.known:
+            raise Overloaded("upstream", "no upstream answers yet; try again later")
+        return self.catalogue.resolve(model)
+
+    async def learn_models(self) -> None:
+        """Ask every upstream what it serves; one that does not answer keeps what it told before."""
+        self._asked_s = self._clock.monotonic_s()
+        replies = await asyncio.gather(*(self._listing(upstream) for upstream in self._upstreams))
+        for upstream, served in zip(self._upstreams, replies, strict=True):
+            if served is not None:
+                self._served[upstream] = served
+        self.catalogue.replace(model for served in self._served.values() for model in served)
+
+    async def probe(self) -> None:
+        """Find out whether upstreams that rest, or hold requests open, still take connections."""
+        doubtful = [upstream for upstream in self._upstreams if upstream.attempts or upstream.failures]
+        await asyncio.gather(*(self._listing(upstream) for upstream in doubtful))
+        now_s = self._clock.monotonic_s()
+        for upstream in doubtful:
+            if upstream.holds_open_while_refusing(now_s):
+                self._break_off(upstream)
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    async def _ask_again(self) -> None:
+        """Single flight: a wave of clients with a new name asks once."""
+        if self._asking is None or self._asking.done():
+            if self._clock.monotonic_s() - self._asked_s < _ASK_AGAIN_AFTER_S:
+                return
+            self._asking = asyncio.create_task(self.learn_models())
+        await asyncio.shield(self._asking)
+
+    async def _listing(self, upstream: Upstream) -> list[Served] | None:
+        reply = await self._forwarder.get(upstream, upstream.models_url, _LISTING_TIMEOUT_S)
+        if isinstance(reply, Fault):
+            if reply.upstream_down:
+                upstream.failed(self._clock.monotonic_s())
+            return None
+        try:
+            return decode_listing(reply)
+        except ValueError as error:
+            log.warning("upstream tells no models", extra={"upstream": upstream.url, "error": str(error)})
+            return None
+
+    def _break_off(self, upstream: Upstream) -> None:
+        open_attempts = list(upstream.attempts)
+        log.warning(
+            "upstream refuses new connections: its open requests are executed elsewhere",
+            extra={"upstream": upstream.url, "in_flight": len(open_attempts)},
+        )
+        for attempt in open_attempts:
+            attempt.break_off(BreakKind.DRAINING)

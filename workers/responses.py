@@ -1,0 +1,85 @@
+"""Outcomes and errors to HTTP: the only place where a status is chosen.
+
+What the SDK does with each status decides the choice (docs/wire.md). In short: 400 and 404 end the user's call, 410 on
+a retrieve makes it submit the sample again, 408 is "still running", 429 is "slower, please". A retrieve is never
+answered with a 5xx: the SDK repeats those without any pause.
+
+Every reply has a Content-Length and is never compressed: a 400 without a length reads as a proxy's glitch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from shared.core import errors
+from shared.core.lifecycle import Answer
+from shared.store.base import StoreError
+from shared.wire import tinker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+JSON: Final = b"application/json"
+PROTOBUF: Final = b"application/x-protobuf"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a handler answers. `on_delivered` is called when the client was still there after the last byte."""
+
+    status: int
+    body: bytes | memoryview = field(repr=False)
+    content_type: bytes = JSON
+    on_delivered: Callable[[], None] | None = None
+
+
+STATUS_OF_ANSWER: Final[dict[Answer, int]] = {
+    Answer.RESULT: 200,
+    Answer.FAILURE: 200,
+    Answer.TRY_AGAIN: 408,
+    Answer.RESUBMIT: 410,
+}
+
+# The first class that matches counts: subclasses come before their bases.
+STATUS_OF_ERROR: Final[tuple[tuple[type[Exception], int], ...]] = (
+    (errors.BadRequest, 400),
+    (errors.BodyIncomplete, 400),
+    (errors.Unauthorized, 401),
+    (errors.NotFound, 404),
+    (errors.SessionFinished, 410),
+    (errors.BodyTooLarge, 413),
+    (errors.UnsupportedEncoding, 415),
+    (errors.ClientError, 400),
+    (errors.Overloaded, 429),
+    (StoreError, 429),
+    (errors.NotImplementedHere, 501),
+)
+# Not ours to blame on the client, and not to be hammered: what went wrong is in the log.
+UNEXPECTED: Final = 429
+
+_STORE_TROUBLE: Final = "the result store does not answer at the moment; send it again later"
+_UNEXPECTED: Final = "the gateway failed on this request; send it again later"
+
+
+def ok(body: bytes = b"{}") -> Reply:
+    return Reply(200, body)
+
+
+def answer(kind: Answer, body: bytes) -> Reply:
+    return Reply(STATUS_OF_ANSWER[kind], body)
+
+
+def routing_error(status: int) -> Reply:
+    """No such path, or not with this method: the router's own finding."""
+    text = "this method is not allowed here" if status == 405 else "there is no such path"
+    return Reply(status, tinker.error_body(text))
+
+
+def refusal(error: Exception) -> Reply:
+    """The reply for an error; never Redis' or Python's own words."""
+    for kind, status in STATUS_OF_ERROR:
+        if isinstance(error, kind):
+            text = _STORE_TROUBLE if isinstance(error, StoreError) else str(error)
+            return Reply(status, tinker.error_body(text))
+    return Reply(UNEXPECTED, tinker.error_body(_UNEXPECTED))

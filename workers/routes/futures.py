@@ -1,0 +1,222 @@
+"""Handing results over: one long poll per sample, one per sampling session, and cancelling.
+
+Rules that the SDK forces (docs/wire.md): a pending retrieve is held, then 408; trouble with the store is a held poll
+too, because the SDK repeats 408 and 5xx without any pause; a session poll never answers 4xx to a well-formed request,
+since that ends the client for good; a poll for what is not the caller's is held like any other that has nothing new.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from shared.core import ids
+from shared.core.errors import NotFound
+from shared.core.lifecycle import ANSWERS, Answer, State
+from shared.store.base import LogPage, StoreError
+from shared.wire import proto, tinker
+from workers import responses
+from workers.control import cancel_message
+from workers.responses import PROTOBUF, Reply
+from workers.waiters import Wake
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.core.model import SampleKey, SamplingSession
+    from shared.core.record import Record
+    from workers.deps import Deps
+    from workers.endpoint import Request
+    from workers.keyring import Caller
+    from workers.waiters import Waiter
+
+# wire.md: below this a size announcement costs the client a round trip and saves nothing.
+_METADATA_ABOVE_BYTES: Final = 64 * 1024
+# Completions in one reply to a session poll: 130 bytes each.
+_PAGE: Final = 5_000
+# How long a held poll waits before it asks a store again that did not answer.
+_STORE_RETRY_S: Final = 1.0
+
+
+async def retrieve_future(deps: Deps, request: Request) -> Reply:
+    """Hold until the sample has settled; its result, its failure, "submit again", or "try again"."""
+    call = tinker.decode_retrieve_future(request.body)
+    session, key = _find(deps, call.request_id, request.caller)
+    deps.counters.polls += 1
+    deps.sessions.note(session.session_id)
+    outcome = await _await_record(deps, request, key)
+    if isinstance(outcome, Wake):
+        return _try_again(deps, call.request_id, key, outcome)
+    return _reply_for(deps, request, call, key, outcome)
+
+
+def _find(deps: Deps, request_id: str, caller: Caller) -> tuple[SamplingSession, SampleKey]:
+    """Raises `NotFound` for what is not of our form or not the caller's; well-formed ids of the past are found."""
+    parts = ids.split_request_id(request_id)
+    session = deps.sessions.find(parts[0], caller) if parts is not None else None
+    if parts is None or session is None:
+        raise NotFound("there is no such request")
+    return session, session.key(parts[1])
+
+
+async def _await_record(deps: Deps, request: Request, key: SampleKey) -> Record | Wake | None:
+    """The settled record, None when there is none at all, or why the poll ends without."""
+    waiter = deps.waiters.sample_waiter(key, deps.live.settings.poll_timeout_s)
+    request.connection.add_lost_callback(waiter.client_lost)
+    watched = False
+    try:
+        while True:
+            if deps.dispatcher.running(key) is None:
+                if not watched:
+                    watched = await _watch(deps, key.session_key, waiter)
+                record = await _look(deps, key, waiter)
+                if not isinstance(record, Wake):
+                    return record
+            woken = await waiter.wait()
+            if not isinstance(woken, Wake):
+                return woken
+            if waiter.ended is not None:
+                return waiter.ended
+            waiter.rearm()
+    finally:
+        request.connection.remove_lost_callback(waiter.client_lost)
+        deps.waiters.forget_sample(key, waiter)
+        if watched:
+            deps.store.unwatch(key.session_key)
+
+
+async def _watch(deps: Deps, session_key: str, waiter: Waiter) -> bool:
+    """Have announcements sent here before looking, so that nothing settles unseen in between."""
+    try:
+        await deps.store.watch(session_key)
+    except StoreError:
+        waiter.wake_in(_STORE_RETRY_S)
+        return False
+    return True
+
+
+async def _look(deps: Deps, key: SampleKey, waiter: Waiter) -> Record | Wake | None:
+    """The record if it is settled or missing; `Wake.LOOK` while it is pending, or the store does not answer."""
+    try:
+        record = await deps.store.read(key)
+    except StoreError:
+        waiter.wake_in(_STORE_RETRY_S)
+        return Wake.LOOK
+    return Wake.LOOK if record is not None and record.header.state is State.PENDING else record
+
+
+def _try_again(deps: Deps, request_id: str, key: SampleKey, why: Wake) -> Reply:
+    if why is Wake.LOST:
+        deps.counters.polls_abandoned += 1
+    running = deps.dispatcher.running(key)
+    reason = running.paused_reason if running is not None else None
+    state = "active" if reason is None else "paused_capacity"
+    return responses.answer(Answer.TRY_AGAIN, tinker.try_again(request_id, state, reason))
+
+
+def _reply_for(
+    deps: Deps, request: Request, call: tinker.RetrieveFuture, key: SampleKey, record: Record | None
+) -> Reply:
+    state = record.header.state if record is not None else State.GONE
+    kind = ANSWERS[state]
+    if record is None or kind is Answer.RESUBMIT:
+        return responses.answer(kind, tinker.error_body(_WHY_GONE[state]))
+
+    def delivered() -> None:
+        deps.clocks.handed_over(key)
+
+    if kind is Answer.FAILURE:
+        return Reply(responses.STATUS_OF_ANSWER[kind], bytes(record.payload), on_delivered=delivered)
+    if call.allow_metadata_only and len(record.payload) > _METADATA_ABOVE_BYTES:
+        return responses.ok(tinker.complete_metadata(len(record.payload)))
+    if tinker.prefers_protobuf(request.accept):
+        return Reply(responses.STATUS_OF_ANSWER[kind], record.payload, PROTOBUF, delivered)
+    body = proto.sample_response_json(record.payload)
+    return Reply(responses.STATUS_OF_ANSWER[kind], body, on_delivered=delivered)
+
+
+_WHY_GONE: Final = {
+    State.STALE: "the session of this sample had ended; submit it again",
+    State.ORPHANED: "the sample was interrupted; submit it again",
+    State.GONE: "the result is no longer kept; submit the sample again",
+}
+
+
+async def retrieve_futures(deps: Deps, request: Request) -> Reply:
+    """Hold until something completed in this (sampling session, clone) after the cursor; take acknowledgements."""
+    call = tinker.decode_retrieve_futures(request.body)
+    deps.counters.session_polls += 1
+    hold_s = _hold_s(deps, call.timeout)
+    session = deps.sessions.find(call.sampling_session_id, request.caller)
+    if session is None:
+        await _hold(deps, request, call.sampling_session_id, hold_s)
+        return responses.ok(tinker.completions((), call.prev_cursor))
+    deps.sessions.note(session.session_id)
+    deps.clocks.acknowledged(_acknowledged(session, call.retrieved_request_ids))
+    # SDK 0.36 sends its last acknowledgements in a full long poll with nothing pending: it must not be held.
+    page = await _await_page(deps, request, session, call, 0.0 if call.retrieved_request_ids else hold_s)
+    entries = ((ids.request_id(session, entry.seq_id), entry.finished, entry.size_bytes) for entry in page.entries)
+    return responses.ok(tinker.completions(entries, page.cursor))
+
+
+def _hold_s(deps: Deps, asked_s: float | None) -> float:
+    longest_s = deps.live.settings.poll_timeout_s
+    return longest_s if asked_s is None else min(max(asked_s, 0.0), longest_s)
+
+
+def _acknowledged(session: SamplingSession, request_ids: Sequence[str]) -> list[SampleKey]:
+    """The samples of this very session among what the client says it has."""
+    found = (ids.split_request_id(request_id) for request_id in request_ids)
+    return [session.key(parts[1]) for parts in found if parts is not None and parts[0] == session.sampling_session_id]
+
+
+async def _await_page(
+    deps: Deps, request: Request, session: SamplingSession, call: tinker.RetrieveFutures, hold_s: float
+) -> LogPage:
+    """What is new, or an empty page with a cursor that stands still."""
+    session_key = session.session_key
+    waiter = deps.waiters.log_waiter(session_key, hold_s)
+    request.connection.add_lost_callback(waiter.client_lost)
+    page = LogPage([], call.prev_cursor)
+    watched = False
+    try:
+        while True:
+            try:
+                if hold_s and not watched:
+                    await deps.store.watch(session_key)
+                    watched = True
+                page = await deps.store.read_log(session_key, call.cloned_sampler_id, call.prev_cursor, limit=_PAGE)
+            except StoreError:
+                waiter.wake_in(_STORE_RETRY_S)
+            if page.entries or (hold_s == 0.0 and waiter.ended is None):
+                return page
+            await waiter.wait()
+            if waiter.ended is not None:
+                return page
+            waiter.rearm()
+    finally:
+        request.connection.remove_lost_callback(waiter.client_lost)
+        deps.waiters.forget_log(session_key, waiter)
+        if watched:
+            deps.store.unwatch(session_key)
+
+
+async def _hold(deps: Deps, request: Request, name: str, hold_s: float) -> None:
+    """Answer an unknown session no faster than an idle one: its client asks again at once."""
+    waiter = deps.waiters.log_waiter(name, hold_s)
+    request.connection.add_lost_callback(waiter.client_lost)
+    try:
+        await waiter.wait()
+    finally:
+        request.connection.remove_lost_callback(waiter.client_lost)
+        deps.waiters.forget_log(name, waiter)
+
+
+async def cancel_future(deps: Deps, request: Request) -> Reply:
+    """End a sample that nobody wants any more, wherever it runs."""
+    call = tinker.decode_cancel_future(request.body)
+    _, key = _find(deps, call.request_id, request.caller)
+    if not deps.dispatcher.cancel(key):
+        header = await deps.store.read_header(key)
+        if header is not None and header.state is State.PENDING:
+            await deps.store.send_control(header.claim.owner, cancel_message(key))
+    return responses.ok()

@@ -1,0 +1,79 @@
+"""Submitting samples, and the sampling sessions that they belong to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from shared.core import ids
+from shared.core.errors import BadRequest, NotFound, Overloaded
+from shared.core.model import ModelRef
+from shared.wire import tinker, vllm
+from workers import responses
+
+if TYPE_CHECKING:
+    from shared.core.model import SamplingSession
+    from workers.deps import Deps
+    from workers.endpoint import Request
+    from workers.keyring import Caller
+    from workers.responses import Reply
+
+# The SDK derives seq_ids from it (clone * 1e9), and wants it unique per sampling session and never 0.
+_CLONES: Final = 999_999_999
+_CLONE_TRIES: Final = 8
+
+
+async def asample(deps: Deps, request: Request) -> Reply:
+    """Accept a sample and promise its result; answered before the generation starts."""
+    call = tinker.decode_sample(request.body)
+    session = _session_of(deps, call, request.caller)
+    seq_id = call.seq_id if call.seq_id is not None else 0
+    target = await deps.pool.resolve(session.model)
+    # Refuses now what the upstream would refuse later: a prompt that leaves no room, an unknown context length.
+    vllm.plan_calls(call.spec, target.upstream_name, target.context_tokens)
+    await deps.sessions.require_alive(session.session_id)
+    await deps.dispatcher.submit(session, seq_id, call.spec, target)
+    key = session.key(seq_id)
+    promised = ids.sequence_ids(key, call.spec.num_samples)
+    return responses.ok(tinker.promise(ids.request_id(session, seq_id), promised))
+
+
+def _session_of(deps: Deps, call: tinker.SampleCall, caller: Caller) -> SamplingSession:
+    if call.sampling_session_id is not None:
+        if call.seq_id is None:
+            raise BadRequest("seq_id is missing")
+        return deps.sessions.get(call.sampling_session_id, caller)
+    # Without a sampling session every submission is a sample of its own, under a random id.
+    random = deps.random_bytes(ids.RANDOM_BYTES)
+    session_id = ids.new_session_id(random, caller.secret)
+    return ids.sampling_session(session_id, random, ModelRef(call.base_model, call.model_path), caller.secret)
+
+
+async def create_sampling_session(deps: Deps, request: Request) -> Reply:
+    """Bind a model for sampling. The same (session, number, model) always gives the same id."""
+    call = tinker.decode_create_sampling_session(request.body)
+    if not ids.owns_session(call.session_id, request.caller.secret):
+        raise NotFound("there is no such session")
+    model = ModelRef(call.base_model, call.model_path)
+    await deps.pool.resolve(model)
+    await deps.sessions.require_alive(call.session_id)
+    number = call.sampling_session_seq_id
+    ordinal = str(number).encode() if number is not None else deps.random_bytes(ids.RANDOM_BYTES)
+    session = ids.sampling_session(call.session_id, ordinal, model, request.caller.secret)
+    return responses.ok(tinker.sampling_session(session.sampling_session_id))
+
+
+async def join_sampling_session(deps: Deps, request: Request) -> Reply:
+    """Give a client that was unpickled in another process a number of its own."""
+    session = deps.sessions.get(tinker.decode_join(request.body).sampling_session_id, request.caller)
+    for _ in range(_CLONE_TRIES):
+        clone_id = 1 + int.from_bytes(deps.random_bytes(8), "big") % _CLONES
+        if await deps.store.reserve_clone(session.session_key, clone_id):
+            return responses.ok(tinker.joined(clone_id))
+    raise Overloaded("clones", "no free client number was found; join again")
+
+
+async def sampler(deps: Deps, request: Request) -> Reply:
+    """What a sampling session samples from; SDKs before 0.38 ask this for the tokenizer's name."""
+    session = deps.sessions.get(request.path["sampling_session_id"], request.caller)
+    target = await deps.pool.resolve(session.model)
+    return responses.ok(tinker.sampler(session.sampling_session_id, target.base_model, session.model.model_path))

@@ -1,0 +1,92 @@
+"""Everything around sampling: configuration, sessions, heartbeats, telemetry, capabilities, health."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from shared.core import ids
+from shared.core.errors import NotFound, NotImplementedHere, SessionFinished
+from shared.store.base import StoreError
+from shared.wire import tinker
+from workers import responses
+from workers.control import finish_message
+
+if TYPE_CHECKING:
+    from workers.deps import Deps
+    from workers.endpoint import Request
+    from workers.responses import Reply
+
+# A heartbeat is answered well within the SDK's 10 s even when the store is not; the next one comes in 10 s.
+_HEARTBEAT_STORE_S: Final = 2.0
+
+
+async def client_config(deps: Deps, request: Request) -> Reply:
+    """The flags that shape how this SDK version samples; the first request of every client."""
+    version = tinker.decode_client_config(request.body)
+    return responses.ok(tinker.client_config(version, session_poll=deps.live.settings.session_poll))
+
+
+async def dynamic_config(deps: Deps, request: Request) -> Reply:
+    version = tinker.decode_client_config(request.body)
+    return responses.ok(tinker.dynamic_config(version))
+
+
+async def create_session(deps: Deps, request: Request) -> Reply:
+    tinker.decode_create_session(request.body)
+    session_id = ids.new_session_id(deps.random_bytes(ids.RANDOM_BYTES), request.caller.secret)
+    await deps.sessions.require_alive(session_id)
+    return responses.ok(tinker.session(session_id))
+
+
+async def session_heartbeat(deps: Deps, request: Request) -> Reply:
+    """410 only after a finish: a session that the store lost is alive again by this."""
+    session_id = _own_session(tinker.decode_heartbeat(request.body).session_id, request)
+    deps.sessions.note(session_id)
+    try:
+        async with asyncio.timeout(_HEARTBEAT_STORE_S):
+            alive = await deps.sessions.touch(session_id)
+    except (StoreError, TimeoutError):
+        # Noted above: it is written down when the store is back, and time without it does not count.
+        alive = True
+    if not alive:
+        raise SessionFinished("this session was finished")
+    return responses.ok()
+
+
+async def finish_session(deps: Deps, request: Request) -> Reply:
+    """The first one wins; what runs is cancelled, on every worker."""
+    session_id = _own_session(request.path["session_id"], request)
+    tinker.decode_finish(request.body)
+    if await deps.store.finish_session(session_id, deps.clock.wall_ms()):
+        await deps.store.broadcast(finish_message(session_id))
+    deps.sessions.mark_finished(session_id)
+    deps.dispatcher.end_session(session_id)
+    return responses.ok()
+
+
+async def telemetry(deps: Deps, request: Request) -> Reply:
+    """Taken and dropped, unread: it holds the caller's API key at times, and the SDK waits for this reply."""
+    return responses.ok(tinker.TELEMETRY_ACCEPTED)
+
+
+async def server_capabilities(deps: Deps, request: Request) -> Reply:
+    if not deps.pool.catalogue.known:
+        await deps.pool.learn_models()
+    return responses.ok(tinker.capabilities(deps.pool.catalogue.base_models()))
+
+
+async def healthz(deps: Deps, request: Request) -> Reply:
+    return responses.ok(b'{"status":"ok"}')
+
+
+async def not_here(deps: Deps, request: Request) -> Reply:
+    raise NotImplementedHere(
+        "this gateway samples only; start it with --training-upstream to have training and other requests passed on"
+    )
+
+
+def _own_session(session_id: str, request: Request) -> str:
+    if not ids.owns_session(session_id, request.caller.secret):
+        raise NotFound("there is no such session")
+    return session_id

@@ -1,0 +1,129 @@
+"""Sampling sessions as this worker knows them: rebuilt from their ids, kept alive by what their clients do.
+
+Nothing here is the truth. A sampling session is what its id says (`shared/core/ids.py`); whether its client session is
+alive is in the store, and is cached here between two visits of the housekeeping (`workers/housekeeping.py`), which
+writes down the signs of life that were noted in between.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from shared.core import ids
+from shared.core.errors import NotFound, SessionFinished
+from shared.store.base import SessionState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.clock import Clock
+    from shared.core.model import SamplingSession
+    from shared.store.base import SessionInfo, Store
+    from workers.keyring import Caller
+
+# Parsing costs 10 us; the cache holds more sampling sessions than a worker sees in an hour, at 1 KB each.
+_PARSED_MAX: Final = 20_000
+# A session nobody has used for this long is looked up again; bounds the cache in time.
+_FORGET_AFTER_S: Final = 600.0
+
+
+@dataclass(slots=True)
+class _Known:
+    used_s: float
+    looked_up: bool = False
+    finished: bool = False
+    seen_ms: int = 0
+    noted: bool = False
+
+
+class Sessions:
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._parsed: OrderedDict[tuple[str, bytes], SamplingSession] = OrderedDict()
+        self._known: dict[str, _Known] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, sampling_session_id: str, caller: Caller) -> SamplingSession | None:
+        """The sampling session that the id describes, if it is the caller's."""
+        cache_key = (sampling_session_id, caller.secret)
+        session = self._parsed.get(cache_key)
+        if session is not None:
+            return session
+        session = ids.parse_sampling_session(sampling_session_id, caller.secret)
+        if session is not None:
+            self._parsed[cache_key] = session
+            if len(self._parsed) > _PARSED_MAX:
+                self._parsed.popitem(last=False)
+        return session
+
+    def get(self, sampling_session_id: str, caller: Caller) -> SamplingSession:
+        """Raises `NotFound`; what is not the caller's does not exist."""
+        session = self.find(sampling_session_id, caller)
+        if session is None:
+            raise NotFound("there is no such sampling session")
+        return session
+
+    async def require_alive(self, session_id: str) -> None:
+        """Note a sign of life of a session that is about to submit.
+
+        Raises `SessionFinished`, or `StoreError` when this worker sees the session for the first time and the store
+        does not answer.
+        """
+        known = self.note(session_id)
+        if not known.looked_up:
+            await self.touch(session_id)
+        if known.finished:
+            raise SessionFinished("this session was finished")
+
+    def note(self, session_id: str) -> _Known:
+        """A sign of life that needs no answer: a poll."""
+        known = self._of(session_id)
+        known.noted = True
+        known.used_s = self._clock.monotonic_s()
+        return known
+
+    async def touch(self, session_id: str) -> bool:
+        """Write a sign of life to the store now; True while the session is not finished. Raises `StoreError`."""
+        self.learn(session_id, await self._store.touch_session(session_id, self._clock.wall_ms()))
+        return not self._of(session_id).finished
+
+    def learn(self, session_id: str, info: SessionInfo) -> None:
+        """Take over what the store says; finished is for good."""
+        known = self._of(session_id)
+        known.looked_up = True
+        known.finished = known.finished or info.state is SessionState.FINISHED
+        known.seen_ms = max(known.seen_ms, info.seen_ms)
+
+    def mark_finished(self, session_id: str) -> None:
+        self._of(session_id).finished = True
+
+    def seen_ms(self, session_id: str) -> int:
+        known = self._known.get(session_id)
+        return known.seen_ms if known is not None else 0
+
+    def take_noted(self) -> list[str]:
+        """The sessions with a sign of life since the last call; forgets those that are long unused."""
+        now_s = self._clock.monotonic_s()
+        noted = [session_id for session_id, known in self._known.items() if known.noted]
+        for session_id in noted:
+            self._known[session_id].noted = False
+        idle = [key for key, known in self._known.items() if now_s - known.used_s > _FORGET_AFTER_S]
+        for session_id in idle:
+            del self._known[session_id]
+        return noted
+
+    def return_noted(self, session_ids: Sequence[str]) -> None:
+        """Their signs of life could not be written: keep them for the next time."""
+        for session_id in session_ids:
+            self.note(session_id)
+
+    def _of(self, session_id: str) -> _Known:
+        known = self._known.get(session_id)
+        if known is None:
+            known = self._known[session_id] = _Known(self._clock.monotonic_s())
+        return known

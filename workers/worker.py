@@ -1,0 +1,222 @@
+"""One worker from start to end: build what the handlers share, serve, obey the supervisor, drain.
+
+open     store, upstreams, housekeeping; then "ready"
+serve    until an order to drain, or the supervisor is gone
+drain    polls answered at once, samples end or are ORPHANED at the deadline, connections closed; exit 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from typing import TYPE_CHECKING, Final
+
+from shared import channel
+from shared.clock import SystemClock
+from shared.core.retry import Policy
+from shared.counters import Counters
+from shared.store.base import StoreError, StoreRefused
+from shared.store.redis import RedisStore
+from workers.app import PublicApp
+from workers.clocks import DeliveryClocks
+from workers.connector import make_session
+from workers.deps import Deps, Live
+from workers.dispatcher import Dispatcher
+from workers.execution import Executor
+from workers.forwarder import Forwarder
+from workers.housekeeping import Housekeeping
+from workers.http.edge import Edge
+from workers.http.limits import HttpLimits
+from workers.http.server import make_server
+from workers.keyring import Keyring
+from workers.loop_lag import LoopLag
+from workers.models import Catalogue
+from workers.pool import UpstreamPool
+from workers.sessions import Sessions
+from workers.waiters import Waiters
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Sequence
+
+    from shared.config import Settings, WorkerConfig
+    from workers.supervision import Supervision
+
+log = logging.getLogger(__name__)
+
+# After the samples have ended, their polls come back once more to other workers; ours only finish sending.
+_LAST_REPLIES_S: Final = 5.0
+_OPEN_RETRY_S: Final = 1.0
+
+
+class Worker:
+    """Everything of one process. Also what the store tells its news to (`StoreListener`)."""
+
+    def __init__(self, config: WorkerConfig, listener: socket.socket, supervision: Supervision) -> None:
+        settings = config.settings
+        self._config = config
+        self._supervision = supervision
+        self._counters = Counters()
+        self._clock = SystemClock()
+        self._lag = LoopLag()
+        self._waiters = Waiters()
+        self._store = RedisStore(config.redis_url, settings.key_prefix, clock=self._clock)
+        self._http = make_session(settings, config.source_ip)
+        forwarder = Forwarder(self._http, self._clock)
+        catalogue = Catalogue(settings.models, settings.lora_name_template)
+        self._pool = UpstreamPool(settings.upstreams, forwarder, catalogue, self._clock)
+        executor = Executor(self._pool, forwarder, self._counters, self._clock, retry_policy(settings), random.random)
+        self._dispatcher = Dispatcher(
+            self._store, executor, self._waiters, self._counters, self._clock, config.instance, settings
+        )
+        self._deps = Deps(
+            live=Live(settings, Keyring(settings.api_keys)),
+            store=self._store,
+            dispatcher=self._dispatcher,
+            waiters=self._waiters,
+            sessions=Sessions(self._store, self._clock),
+            pool=self._pool,
+            clocks=DeliveryClocks(self._store, settings, self._counters),
+            counters=self._counters,
+            clock=self._clock,
+            random_bytes=os.urandom,
+        )
+        self._housekeeping = Housekeeping(self._deps, config.instance, settings)
+        self._edge = Edge(HttpLimits(keep_alive_s=settings.keep_alive_s))
+        self._server = make_server(PublicApp(self._deps), listener, self._edge, backlog=settings.backlog)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # -- what the store tells -----------------------------------------------------------------------------------
+
+    def on_announcement(self, session_key: str, seq_ids: Sequence[int]) -> None:
+        self._waiters.announced(session_key, seq_ids)
+
+    def on_gap(self) -> None:
+        self._waiters.look_again()
+
+    def on_control(self, message: bytes) -> None:
+        self._housekeeping.on_control(message)
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Serve until told otherwise; the process' exit code."""
+        try:
+            await self._open()
+        except StoreRefused as error:
+            self._supervision.tell(channel.Failed(str(error)))
+            await self._close()
+            return 3
+        serving = asyncio.create_task(self._server.serve())
+        await self._server.started
+        self._supervision.tell(channel.Ready(tuple(self._pool.catalogue.base_models())))
+        deadline_s = await self._obey()
+        if deadline_s is not None:
+            await self._drain(deadline_s)
+        await self._server.stop()
+        await serving
+        await self._close()
+        return 0
+
+    async def _open(self) -> None:
+        while True:
+            try:
+                await self._store.open(self, self._config.instance)
+                break
+            except StoreRefused:
+                raise
+            except StoreError as error:
+                # Replaced while the store is away: queued connections wait for it in the slot's socket.
+                log.warning("store does not answer yet", extra={"error": str(error)})
+                await asyncio.sleep(_OPEN_RETRY_S)
+        await self._pool.learn_models()
+        for duty in [*self._housekeeping.duties(), self._lag.run, self._report]:
+            self._tasks.append(asyncio.create_task(duty()))
+
+    async def _obey(self) -> float | None:
+        """Follow orders until one is to drain: its deadline in seconds; None when the supervisor is gone."""
+        while True:
+            match await self._supervision.next_order():
+                case channel.Drain(deadline_s=deadline_s):
+                    return deadline_s
+                case channel.Reload(settings=settings):
+                    self._reload(settings)
+                case None:
+                    log.warning("supervisor is gone: stopping")
+                    return None
+
+    def _reload(self, settings: Settings) -> None:
+        self._deps.live.settings = settings
+        self._deps.live.keyring = Keyring(settings.api_keys)
+        self._dispatcher.reconfigure(settings)
+        log.info("configuration was read again")
+
+    async def _drain(self, deadline_s: float) -> None:
+        log.info("draining", extra={"in_flight": self._dispatcher.in_flight})
+        self._dispatcher.drain()
+        self._edge.start_draining()
+        self._server.stop_accepting()
+        self._waiters.drain()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._dispatcher.wait_idle()
+        except TimeoutError:
+            orphaned = self._dispatcher.orphan_all()
+            log.warning("drain deadline: the rest is submitted again elsewhere", extra={"orphaned": orphaned})
+            await self._wait_idle_at_most(_LAST_REPLIES_S)
+
+    async def _wait_idle_at_most(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._dispatcher.wait_idle()
+        except TimeoutError:
+            log.warning("store does not take the last endings", extra={"in_flight": self._dispatcher.in_flight})
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._dispatcher.close()
+        await self._leave_store()
+        await self._pool.close()
+        await self._http.close()
+        await self._store.close()
+        await self._supervision.close()
+
+    async def _leave_store(self) -> None:
+        """Write the last clocks and give the lease back: what is left of ours is then reaped at once."""
+        try:
+            async with asyncio.timeout(_LAST_REPLIES_S):
+                await self._deps.clocks.flush()
+                await self._store.release_lease(self._config.instance)
+        except (StoreError, TimeoutError) as error:
+            log.debug("store was left without a word", extra={"error": str(error)})
+
+    async def _report(self) -> None:
+        while True:
+            self._supervision.tell(self.status())
+            await asyncio.sleep(channel.STATUS_INTERVAL_S)
+
+    def status(self) -> channel.Status:
+        self._counters.store_commands = self._store.commands
+        return channel.Status(
+            in_flight=self._dispatcher.in_flight,
+            in_flight_bytes=self._dispatcher.in_flight_bytes,
+            loop_lag_ms_p99=round(self._lag.p99_ms(), 3),
+            loop_lag_ms_max=round(self._lag.max_ms(), 3),
+            store_connected=self._store.connected_since_s is not None,
+            sessions=len(self._deps.sessions),
+            upstreams=self._pool.statuses(),
+            counters=self._counters.snapshot(),
+            draining=self._dispatcher.draining,
+        )
+
+
+def retry_policy(settings: Settings) -> Policy:
+    return Policy(
+        max_reexecutions=settings.max_reexecutions,
+        retry_ambiguous=settings.retry_ambiguous,
+        upstream_wait_s=settings.upstream_wait_s,
+    )
