@@ -1,0 +1,119 @@
+"""A worker that only speaks the channel protocol: what the supervisor's tests start in place of the real one.
+
+It accepts on its socket and answers every connection with "<slot> <pid>\\n". Misbehaviour is chosen by FAKE_WORKER:
+
+    fine              ready at once
+    dies              exits with 1 before it is ready
+    fails             says Failed, then exits
+    hangs             ready, then never a status again; also ignores SIGABRT
+    drains-slowly     on drain, stays until its deadline, like one with a sample that runs
+    ignores-drain     stays for ever
+    fails-second      fine in the first process of a slot, dies at start in every later one (FAKE_WORKER_DIR remembers)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from shared import channel
+
+STATUS_S = 0.1
+
+
+def status(served: int, *, draining: bool) -> channel.Status:
+    upstream = channel.UpstreamStatus("http://upstream", "up", 0, 0)
+    return channel.Status(1, 10, 0.5, 1.0, True, 2, (upstream,), {"begun": served, "completed": served}, draining)
+
+
+class FakeWorker:
+    def __init__(self, listener: socket.socket, control: socket.socket, mode: str) -> None:
+        self.listener = listener
+        self.control = control
+        self.mode = mode
+        self.partial = b""
+        self.slot = -1
+        self.served = 0
+        self.stop_at: float | None = None
+
+    def tell(self, message: channel.ToSupervisor) -> None:
+        self.control.sendall(channel.encode(message))
+
+    def run(self) -> int:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.control, selectors.EVENT_READ, self.read_orders)
+            selector.register(self.listener, selectors.EVENT_READ, self.accept)
+            while self.stop_at is None or time.monotonic() < self.stop_at:
+                for key, _ in selector.select(STATUS_S):
+                    if (code := key.data()) is not None:
+                        return code
+                if self.slot >= 0 and self.mode != "hangs":
+                    self.tell(status(self.served, draining=self.stop_at is not None))
+        return 0
+
+    def accept(self) -> None:
+        if self.slot < 0 or self.stop_at is not None:
+            return
+        try:
+            connection, _ = self.listener.accept()
+        except BlockingIOError:
+            return
+        with connection:
+            self.served += 1
+            connection.sendall(f"{self.slot} {os.getpid()}\n".encode())
+
+    def read_orders(self) -> int | None:
+        data = self.control.recv(1 << 20)
+        if not data:
+            return 0
+        *lines, self.partial = (self.partial + data).split(b"\n")
+        for line in lines:
+            if (code := self.obey(channel.decode_for_worker(line))) is not None:
+                return code
+        return None
+
+    def obey(self, order: channel.ToWorker) -> int | None:
+        if isinstance(order, channel.Start):
+            return self.start(order)
+        if isinstance(order, channel.Drain):
+            wait_s = {"drains-slowly": order.deadline_s, "ignores-drain": 3600.0}.get(self.mode, 0.0)
+            self.stop_at = time.monotonic() + wait_s
+        return None
+
+    def start(self, order: channel.Start) -> int | None:
+        if self.mode == "dies" or (self.mode == "fails-second" and self.seen_before(order.config.slot)):
+            return 1
+        if self.mode == "fails":
+            self.tell(channel.Failed("the upstream offers no model"))
+            return 1
+        self.slot = order.config.slot
+        self.tell(channel.Ready(("model",)))
+        return None
+
+    def seen_before(self, slot: int) -> bool:
+        marker = Path(os.environ["FAKE_WORKER_DIR"]) / str(slot)
+        seen = marker.exists()
+        marker.touch()
+        return seen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--channel-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    mode = os.environ.get("FAKE_WORKER", "fine")
+    if mode == "hangs":
+        signal.signal(signal.SIGABRT, signal.SIG_IGN)
+    listener, control = socket.socket(fileno=arguments.listen_fd), socket.socket(fileno=arguments.channel_fd)
+    return FakeWorker(listener, control, mode).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
