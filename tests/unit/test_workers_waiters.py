@@ -1,0 +1,85 @@
+"""Sleeping polls: woken by the first of settling, announcement, deadline, loss and drain; nothing is missed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from shared.core.lifecycle import State
+from shared.core.model import SampleKey
+from shared.core.record import Claim, Header, Record
+from workers.waiters import Wake, Waiter, Waiters
+
+KEY = SampleKey("session", 7)
+OTHER = SampleKey("session", 8)
+RECORD = Record(Header(State.READY, Claim("0123456789abcdef", 1, 1, bytes(16))), memoryview(b"x"))
+LONG_S = 3600.0
+
+
+async def test_a_sample_that_settles_here_hands_its_record_to_all_who_wait() -> None:
+    waiters = Waiters()
+    first, second, other = (waiters.sample_waiter(key, LONG_S) for key in (KEY, KEY, OTHER))
+    waiters.settled(KEY, RECORD)
+    assert await first.wait() is RECORD
+    assert await second.wait() is RECORD
+    assert not other._future.done()
+    for key, waiter in ((KEY, first), (KEY, second), (OTHER, other)):
+        waiters.forget_sample(key, waiter)
+    assert len(waiters) == 0
+    assert not waiters._samples
+
+
+async def test_an_announcement_wakes_only_those_it_names_and_the_sessions_log() -> None:
+    waiters = Waiters()
+    named, unnamed = waiters.sample_waiter(KEY, LONG_S), waiters.sample_waiter(OTHER, LONG_S)
+    log, elsewhere = waiters.log_waiter("session", LONG_S), waiters.log_waiter("elsewhere", LONG_S)
+    waiters.announced("session", [7])
+    assert await named.wait() is Wake.LOOK
+    assert await log.wait() is Wake.LOOK
+    assert not unnamed._future.done()
+    assert not elsewhere._future.done()
+
+
+async def test_a_wake_up_that_comes_during_the_look_is_kept() -> None:
+    """rearm comes before the look: what settles while we read is not slept through."""
+    waiters = Waiters()
+    waiter = waiters.sample_waiter(KEY, LONG_S)
+    waiters.announced("session", [7])
+    await waiter.wait()
+    waiter.rearm()
+    waiters.announced("session", [7])
+    assert await waiter.wait() is Wake.LOOK
+
+
+async def test_the_deadline_is_kept_over_rearms() -> None:
+    waiter = Waiter(asyncio.get_running_loop(), 0.0)
+    assert await waiter.wait() is Wake.TIMEOUT
+    waiter.rearm()
+    assert await waiter.wait() is Wake.TIMEOUT
+    assert waiter.ended is Wake.TIMEOUT
+
+
+async def test_the_first_final_reason_stays() -> None:
+    waiter = Waiter(asyncio.get_running_loop(), LONG_S)
+    waiter.client_lost()
+    waiter.end(Wake.DRAIN)
+    assert waiter.ended is Wake.LOST
+    waiter.close()
+
+
+async def test_draining_ends_those_who_sleep_and_those_who_come() -> None:
+    waiters = Waiters()
+    before = waiters.sample_waiter(KEY, LONG_S)
+    waiters.drain()
+    after = waiters.log_waiter("session", LONG_S)
+    assert await before.wait() is Wake.DRAIN
+    assert await after.wait() is Wake.DRAIN
+    assert before.ended is after.ended is Wake.DRAIN
+
+
+async def test_a_gap_makes_everybody_look() -> None:
+    """C4: a subscription was cut; what was announced meanwhile is lost."""
+    waiters = Waiters()
+    sample, log = waiters.sample_waiter(KEY, LONG_S), waiters.log_waiter("other", LONG_S)
+    waiters.look_again()
+    assert await sample.wait() is Wake.LOOK
+    assert await log.wait() is Wake.LOOK
