@@ -47,19 +47,26 @@ class FakeWorker:
 
     def run(self) -> int:
         with selectors.DefaultSelector() as selector:
-            selector.register(self.control, selectors.EVENT_READ, self.read_orders)
-            selector.register(self.listener, selectors.EVENT_READ, self.accept)
+            selector.register(self.control, selectors.EVENT_READ)
             while self.stop_at is None or time.monotonic() < self.stop_at:
-                for key, _ in selector.select(STATUS_S):
-                    if (code := key.data()) is not None:
-                        return code
+                self.choose_sources(selector)
+                ready = {key.fileobj for key, _ in selector.select(STATUS_S)}
+                if self.listener in ready:
+                    self.accept()
+                if self.control in ready and (code := self.read_orders()) is not None:
+                    return code
                 if self.slot >= 0 and self.mode != "hangs":
                     self.tell(status(self.served, draining=self.stop_at is not None))
         return 0
 
+    def choose_sources(self, selector: selectors.BaseSelector) -> None:
+        wanted = self.slot >= 0 and self.stop_at is None
+        if wanted and self.listener not in selector.get_map():
+            selector.register(self.listener, selectors.EVENT_READ)
+        elif not wanted and self.listener in selector.get_map():
+            selector.unregister(self.listener)
+
     def accept(self) -> None:
-        if self.slot < 0 or self.stop_at is not None:
-            return
         try:
             connection, _ = self.listener.accept()
         except BlockingIOError:

@@ -1,0 +1,139 @@
+"""The operators' address: a Starlette app in the supervisor's own loop, apart from everything that serves clients."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import uvicorn
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from gateway.admin.metrics import exposition
+from gateway.admin.page import page
+from gateway.admin.report import readiness, status
+from shared.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Generator
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from gateway.admin.view import Controls
+
+
+def json_response(body: dict[str, Any], code: HTTPStatus = HTTPStatus.OK) -> Response:
+    return Response(orjson.dumps(body), code, media_type="application/json")
+
+
+class AdminKey:
+    """Lets a request through that carries the key, as `X-Admin-Key` or as a bearer token.
+
+    The probes of an orchestrator cannot carry one and learn nothing but "yes" or "no": /livez and /readyz are open.
+    """
+
+    _OPEN = ("/livez", "/readyz")
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._key = key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in self._OPEN and not self._carries_key(scope):
+            refusal = json_response({"detail": "the admin key is needed, as X-Admin-Key"}, HTTPStatus.UNAUTHORIZED)
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _carries_key(self, scope: Scope) -> bool:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = headers.get(b"x-admin-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        return hmac.compare_digest(given, self._key)
+
+
+class Endpoints:
+    def __init__(self, controls: Controls) -> None:
+        self._controls = controls
+
+    async def livez(self, request: Request) -> Response:
+        return json_response({"alive": True, "loop_lag_ms": round(self._controls.view().loop_lag_ms, 3)})
+
+    async def readyz(self, request: Request) -> Response:
+        ready, body = readiness(self._controls.view())
+        return json_response(body, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def status(self, request: Request) -> Response:
+        return json_response(status(self._controls.view()))
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(exposition(self._controls.view()), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(page(status(self._controls.view())))
+
+    async def restart(self, request: Request) -> Response:
+        slot = request.path_params["slot"]
+        if not self._controls.restart_slot(slot):
+            return json_response({"detail": f"there is no slot {slot}"}, HTTPStatus.NOT_FOUND)
+        return json_response({"restarting": slot}, HTTPStatus.ACCEPTED)
+
+    async def reload(self, request: Request) -> Response:
+        try:
+            self._controls.reload()
+        except ConfigError as error:
+            return json_response({"detail": str(error)}, HTTPStatus.BAD_REQUEST)
+        return json_response({"reloading": True}, HTTPStatus.ACCEPTED)
+
+
+def admin_app(controls: Controls, key: str | None) -> ASGIApp:
+    endpoints = Endpoints(controls)
+    app = Starlette(
+        routes=[
+            Route("/livez", endpoints.livez),
+            Route("/readyz", endpoints.readyz),
+            Route("/status", endpoints.status),
+            Route("/metrics", endpoints.metrics),
+            Route("/", endpoints.page),
+            Route("/workers/{slot:int}/restart", endpoints.restart, methods=["POST"]),
+            Route("/reload", endpoints.reload, methods=["POST"]),
+        ]
+    )
+    return app if key is None else AdminKey(app, key)
+
+
+class AdminServer(uvicorn.Server):
+    """uvicorn inside somebody else's loop: the signals are the supervisor's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def run_on(self, listener: socket.socket) -> None:
+        """Serves until `stop`."""
+        await self.serve(sockets=[listener])
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+
+def admin_server(app: ASGIApp) -> AdminServer:
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        # A scrape or a status page that hangs must not hold up the stop.
+        timeout_graceful_shutdown=1,
+    )
+    return AdminServer(config)

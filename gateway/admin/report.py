@@ -1,0 +1,134 @@
+"""`/status` and `/readyz`, from a `View`. Pure; field names are part of the interface."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gateway.admin.view import SlotView, View
+    from shared.channel import Status, UpstreamStatus
+
+_SAMPLE_COUNTERS: Final = (
+    "begun",
+    "completed",
+    "failed",
+    "cancelled",
+    "stale",
+    "orphaned",
+    "delivered",
+    "acknowledged",
+    "expired_undelivered",
+    "duplicates_suppressed",
+    "reexecutions",
+)
+RAW_LOGPROBS: Final = "sampled logprobs do not heed the temperature; start vLLM with --logprobs-mode processed_logprobs"
+
+
+def status(view: View) -> dict[str, Any]:
+    return {
+        "gateway": {
+            "url": view.url,
+            "version": view.version,
+            "started_at": timestamp(view.started_at_s),
+            "stopping": view.stopping,
+            "loop_lag_ms": round(view.loop_lag_ms, 3),
+        },
+        "workers": [_worker(slot) for slot in view.slots],
+        "redis": _redis(view),
+        "upstreams": upstreams(view),
+        "samples": {name: int(view.totals.get(name, 0)) for name in _SAMPLE_COUNTERS},
+        "counters": {name: int(value) for name, value in sorted(view.totals.items()) if name != "cpu_seconds"},
+        # Every worker meets every session in time, since any request may land anywhere: not a sum.
+        "sessions": max((status.sessions for status in _statuses(view)), default=0),
+    }
+
+
+def _worker(slot: SlotView) -> dict[str, Any]:
+    status = slot.status
+    return {
+        "slot": slot.slot,
+        "pid": slot.pid,
+        "source_ip": slot.source_ip,
+        "state": slot.state,
+        "in_flight": status.in_flight if status else 0,
+        "in_flight_bytes": status.in_flight_bytes if status else 0,
+        "restarts": slot.restarts,
+        "cpu_seconds": round(slot.usage.cpu_seconds, 3),
+        "rss_bytes": slot.usage.rss_bytes,
+        "loop_lag_ms_p99": status.loop_lag_ms_p99 if status else 0.0,
+        "loop_lag_ms_max": status.loop_lag_ms_max if status else 0.0,
+        "store_connected": status.store_connected if status else False,
+        "draining": slot.draining,
+        "started_at": timestamp(slot.started_at_s) if slot.started_at_s is not None else None,
+    }
+
+
+def _redis(view: View) -> dict[str, Any]:
+    info = view.redis
+    return {
+        "url": view.redis_url,
+        "reachable": info is not None,
+        "mode": info.mode if info else "unknown",
+        "version": info.version if info else "unknown",
+        "used_bytes": info.used_bytes if info else 0,
+        "max_bytes": info.max_bytes if info else 0,
+        "policy": info.policy if info else "unknown",
+    }
+
+
+def upstreams(view: View) -> list[dict[str, Any]]:
+    """One entry per URL over all workers: up for one is up, resting for all is resting."""
+    by_url: dict[str, list[UpstreamStatus]] = {}
+    for status in _statuses(view):
+        for upstream in status.upstreams:
+            by_url.setdefault(upstream.url, []).append(upstream)
+    return [
+        {
+            "url": url,
+            "state": _joint_state(entry.state for entry in entries),
+            "in_flight": sum(entry.in_flight for entry in entries),
+            "failures": sum(entry.failures for entry in entries),
+            "logprobs_scale": view.logprobs_scale.get(url),
+        }
+        for url, entries in by_url.items()
+    ]
+
+
+def _joint_state(states: Iterable[str]) -> str:
+    seen = set(states)
+    return "up" if "up" in seen else "unknown" if "unknown" in seen else "resting"
+
+
+def readiness(view: View) -> tuple[bool, dict[str, Any]]:
+    """Ready when Redis answers and a worker serves that has an upstream which is not down."""
+    serving = [slot.status for slot in view.slots if slot.state == "ready" and slot.status is not None]
+    reachable = any(upstream.state == "up" for status in serving for upstream in status.upstreams)
+    reasons = []
+    if view.redis is None:
+        reasons.append("Redis does not answer")
+    if not serving:
+        reasons.append("no worker is ready")
+    elif not reachable:
+        reasons.append("no upstream is up")
+    if view.stopping:
+        reasons.append("the gateway is stopping")
+    raw = [url for url, scales in view.logprobs_scale.items() if scales is False]
+    body = {
+        "ready": not reasons,
+        "reasons": reasons,
+        "logprobs_scale": dict(view.logprobs_scale),
+        "warnings": [f"{url}: {RAW_LOGPROBS}" for url in raw],
+    }
+    return not reasons, body
+
+
+def _statuses(view: View) -> list[Status]:
+    return [slot.status for slot in view.slots if slot.status is not None]
+
+
+def timestamp(wall_s: float) -> str:
+    """RFC 3339, UTC."""
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

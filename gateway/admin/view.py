@@ -1,0 +1,61 @@
+"""What the supervisor knows at one moment, as plain values: `/status`, `/metrics` and `/readyz` are made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.machine import Usage
+    from shared.channel import Status
+    from shared.store.base import StoreInfo
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """A slot and the process that serves it; `pid` and what follows are None or zero while there is none.
+
+    `draining`: replaced processes of this slot that end what they run.
+    """
+
+    slot: int
+    state: str
+    source_ip: str | None
+    restarts: int
+    pid: int | None
+    started_at_s: float | None
+    usage: Usage
+    status: Status | None
+    draining: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """`redis` is None while it does not answer. `logprobs_scale`: by upstream, None where it is not known yet."""
+
+    url: str
+    version: str
+    started_at_s: float
+    stopping: bool
+    slots: tuple[SlotView, ...]
+    redis_url: str
+    redis: StoreInfo | None
+    totals: Mapping[str, float]
+    loop_lag_ms: float
+    logprobs_scale: Mapping[str, bool | None] = field(default_factory=dict)
+
+
+class Controls(Protocol):
+    """What the admin address may ask of the supervisor."""
+
+    def view(self) -> View: ...
+
+    def restart_slot(self, slot: int) -> bool:
+        """Replace the slot's worker. False when there is no such slot."""
+        ...
+
+    def reload(self) -> None:
+        """What SIGHUP does. Raises `ConfigError` when the configuration is wrong now; then nothing changes."""
+        ...

@@ -1,0 +1,174 @@
+"""The command line. Every command's module is imported when the command runs, so that `gateway --help` is quick."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from gateway.flags import FLAGS, Flag
+from gateway.options import CONFIG_VARIABLE, Surroundings, resolve
+from shared.core.errors import ConfigError, StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shared.config import Settings
+
+EXIT_OK: Final = 0
+EXIT_CHECK_FAILED: Final = 1
+EXIT_CONFIG: Final = 2
+EXIT_START: Final = 3
+EXIT_WORKERS_DIE: Final = 4
+
+# name -> module, attribute, one line of help (so that the list needs no import).
+_COMMANDS: Final = {
+    "serve": ("gateway.cli", "serve", "Run the gateway (the same as no command)."),
+    "check": ("gateway.check_command", "check", "Try everything that serve would need, and print a table."),
+    "status": ("gateway.status", "status", "Show the workers, Redis, upstreams and samples of a running gateway."),
+    "new-key": ("gateway.new_key", "new_key", "Make an API key and its entry for --api-keys-file."),
+    "demo": ("gateway.bench", "demo", "See it work: simulated vLLM, gateway, samples, report. No GPU, no Redis."),
+    "bench": ("gateway.bench", "bench", "Load a gateway, check every result, and report."),
+    "simulate-vllm": ("gateway.simulator.command", "simulate_vllm", "Run a simulated vLLM server."),
+}
+
+
+class LazyGroup(click.Group):
+    """`gateway --upstream ...` is `gateway serve --upstream ...`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ("--help", "--version")):
+            args = ["serve", *args]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
+
+
+class SettingsCommand(click.Command):
+    """A command that takes all of serve's flags, listed in sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        titles = {flag.key: flag.section for flag in FLAGS}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                sections.setdefault(titles.get(parameter.name or "", "General"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--config` and every row of the table; the function gets them as keyword arguments for `settings_from`."""
+    for flag in reversed(FLAGS):
+        function = _option(flag)(function)
+    config = click.option(
+        "--config", metavar="PATH", help=f"TOML file with any of these flags as keys [{CONFIG_VARIABLE}]."
+    )
+    return config(function)
+
+
+def _option(flag: Flag) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    help_ = f"{flag.help} [default: {flag.default}]" if flag.default != "required" else f"{flag.help} [required]"
+    if flag.is_switch:
+        return click.option(f"--{flag.name}/--no-{flag.name}", flag.key, default=None, help=help_)
+    return click.option(f"--{flag.name}", flag.key, multiple=flag.repeatable, metavar=flag.metavar, help=help_)
+
+
+def settings_from(values: dict[str, Any]) -> Settings:
+    """The settings for what click collected. Raises `ConfigError`."""
+    config = values.pop("config", None)
+    given = {key: _texts(value) for key, value in values.items() if value is not None and value != ()}
+    return resolve(given, surroundings(), config)
+
+
+def _texts(value: bool | str | tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(value, tuple):
+        return value
+    return (str(value).lower() if isinstance(value, bool) else value,)
+
+
+def surroundings() -> Surroundings:
+    return Surroundings(
+        environ=os.environ,
+        read_text=lambda path: Path(path).read_text(encoding="utf-8"),
+        cpus=len(os.sched_getaffinity(0)),
+        stderr_is_terminal=sys.stderr.isatty(),
+    )
+
+
+@click.group(cls=LazyGroup)
+@click.version_option(package_name="tinker-sampling-gateway", prog_name="gateway")
+def gateway() -> None:
+    """A sampling gateway for the Tinker API: worker processes in front of vLLM, results kept in Redis.
+
+    \b
+    Try it without anything:      gateway demo
+    In front of a vLLM server:    gateway --upstream http://127.0.0.1:8100
+    Would it start, and why not:  gateway check --upstream http://127.0.0.1:8100
+    What is it doing:             gateway status
+
+    Clients set TINKER_BASE_URL to its address and TINKER_API_KEY to any key that starts with tml-. Each command has
+    its own --help.
+    """
+
+
+@click.command(cls=SettingsCommand)
+@settings_options
+def serve(**values: Any) -> int:
+    """Run the gateway until SIGTERM.
+
+    Every flag can also be an environment variable (GATEWAY_ and its name in capitals, such as GATEWAY_MAX_IN_FLIGHT)
+    or a key of the --config file (max-in-flight = 1000). A flag wins over the environment, that over the file.
+
+    \b
+    Signals:     SIGTERM, SIGINT  drain and stop; a second one stops at once
+                 SIGHUP           read keys and limits again, replace the workers one by one
+                 SIGUSR1          log the status
+    Exit codes:  0 stopped as asked      2 wrong configuration
+                 3 could not start       4 workers keep dying at start
+    """
+    settings = settings_from(dict(values))
+    from gateway import serve as server  # late: --help needs none of it
+
+    return server.run(settings, reread=lambda: settings_from(dict(values)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: whatever is wrong becomes one line on standard error and an exit code."""
+    sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        result: object = gateway.main(arguments, prog_name="gateway", standalone_mode=False)
+    except click.ClickException as error:
+        return _complain(error.format_message(), error.exit_code)
+    except ConfigError as error:
+        return _complain(str(error), EXIT_CONFIG)
+    except StartError as error:
+        return _complain(str(error), EXIT_START)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _complain(message: str, code: int) -> int:
+    click.echo(f"gateway: {' '.join(message.split())}", err=True)
+    return code

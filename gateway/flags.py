@@ -1,0 +1,392 @@
+"""The one table of everything that `gateway serve` can be told.
+
+Each row is a command line flag, an environment variable (`GATEWAY_` and the name in capitals) and a key of the TOML
+file given with `--config`. How a value is chosen among those, and which values exclude each other, is in `options.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway import quantities as q
+from gateway import urls
+from gateway.addresses import parse_source_ips
+from shared.config import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """`parse` raises `ValueError` with what is allowed. `default` is shown to people; the values live in `Settings`."""
+
+    name: str
+    parse: Callable[[str], Any]
+    metavar: str
+    default: str
+    help: str
+    section: str
+    repeatable: bool = False
+    is_switch: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        return "GATEWAY_" + self.key.upper()
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("give something that is not empty")
+    return text
+
+
+def _key_prefix(text: str) -> str:
+    # Braces would change which Cluster slot a key falls into, a colon separates the parts of a key.
+    if not text or not all(character.isalnum() or character in "-_." for character in text):
+        raise ValueError("use letters, digits, '-', '_' and '.'")
+    return text
+
+
+def _max_connections(text: str) -> int | None:
+    try:
+        return None if text.lower() == "auto" else q.whole(0, 10_000_000)(text)
+    except ValueError:
+        raise ValueError("give auto, 0 (no limit) or a number of connections") from None
+
+
+def _session_poll(text: str) -> bool:
+    return q.choice("auto", "off")(text) == "auto"
+
+
+_SERVE: Final = "Serving"
+_UPSTREAM: Final = "Upstreams"
+_STORE: Final = "Results (Redis)"
+_LIMITS: Final = "Limits"
+_CLIENTS: Final = "Clients"
+_ACCESS: Final = "Access"
+_OPERATE: Final = "Operation"
+
+_PORT: Final = q.whole(0, 65_535)
+_SECONDS: Final = q.duration_s()
+
+
+def _flag(section: str, name: str, parse: Callable[[str], Any], metavar: str, default: str, help_: str) -> Flag:
+    return Flag(name, parse, metavar, default, help_, section)
+
+
+def _switch(section: str, name: str, help_: str) -> Flag:
+    return Flag(name, q.switch, "", "off", help_, section, is_switch=True)
+
+
+def _repeatable(section: str, name: str, parse: Callable[[str], Any], metavar: str, default: str, help_: str) -> Flag:
+    return Flag(name, parse, metavar, default, help_, section, repeatable=True)
+
+
+FLAGS: Final[tuple[Flag, ...]] = (
+    _flag(
+        _SERVE,
+        "host",
+        _text,
+        "ADDRESS",
+        "127.0.0.1",
+        "Public address to listen on, IPv4 or IPv6. Anything but loopback needs --api-keys-file or --allow-anonymous.",
+    ),
+    _flag(_SERVE, "port", _PORT, "PORT", "8000", "Public port; 0 takes a free one, which the start line then names."),
+    _flag(
+        _SERVE,
+        "workers",
+        q.whole(1, 1024),
+        "N",
+        "number of CPUs",
+        "Worker processes. More than there are CPUs help only when each needs a source IP of its own.",
+    ),
+    _flag(
+        _SERVE,
+        "source-ips",
+        parse_source_ips,
+        "LIST",
+        "none",
+        "Local addresses for connections to the upstreams: addresses, ranges (10.0.0.10-10.0.0.25) and networks"
+        " (10.0.0.16/28), comma separated; worker i binds the (i mod n)-th. One address reaches about 28,000"
+        " connections to one upstream; give more when you need more in flight. `gateway check` does the arithmetic.",
+    ),
+    _flag(
+        _SERVE,
+        "backlog",
+        q.whole(1, 1_000_000),
+        "N",
+        "50000",
+        "Connections that may queue for one worker. Linux silently cuts it to net.core.somaxconn; the start warns.",
+    ),
+    _flag(_SERVE, "tls-cert", _text, "PATH", "none", "PEM certificate chain: serve HTTPS. Needs --tls-key."),
+    _flag(_SERVE, "tls-key", _text, "PATH", "none", "PEM private key of --tls-cert."),
+    _repeatable(
+        _UPSTREAM,
+        "upstream",
+        urls.upstream_url,
+        "URL",
+        "required",
+        "Base URL of a vLLM server, or of a router before many. Repeat it for several. vLLM needs"
+        " --logprobs-mode processed_logprobs for logprobs that heed the temperature.",
+    ),
+    _flag(
+        _UPSTREAM,
+        "upstream-api-key-file",
+        _text,
+        "PATH",
+        "none",
+        "File whose content is sent to the upstreams as `Authorization: Bearer`.",
+    ),
+    _repeatable(
+        _UPSTREAM,
+        "model",
+        urls.model_name,
+        "NAME[=UPSTREAM_NAME]",
+        "all base models of the upstreams",
+        "A base model to offer, and the upstream's name for it when that differs. Repeat it for several.",
+    ),
+    _flag(
+        _UPSTREAM,
+        "read-timeout",
+        _SECONDS,
+        "SECONDS",
+        "2048",
+        "Longest silence of an upstream, which is the deadline of one generation. Raise it for very long ones.",
+    ),
+    _flag(
+        _UPSTREAM,
+        "connect-timeout",
+        _SECONDS,
+        "SECONDS",
+        "60",
+        "For one connection attempt, without the wait for a free connection. A saturated router accepts slowly.",
+    ),
+    _flag(
+        _UPSTREAM,
+        "upstream-wait",
+        _SECONDS,
+        "SECONDS",
+        "2048",
+        "How long a sample that no upstream ever executed is tried again before it fails.",
+    ),
+    _flag(
+        _UPSTREAM,
+        "upstream-keep-alive",
+        _SECONDS,
+        "SECONDS",
+        "4",
+        "Idle upstream connections are closed after this. Stay below the upstream's own limit: 5 s for vLLM.",
+    ),
+    _flag(
+        _UPSTREAM,
+        "max-connections",
+        _max_connections,
+        "auto|0|N",
+        "auto",
+        "Upstream connections per worker. auto: what its source IP's ports allow; 0: no limit. Requests above it wait.",
+    ),
+    _flag(
+        _UPSTREAM,
+        "max-reexecutions",
+        q.whole(0, 100),
+        "N",
+        "1",
+        "How often an interrupted generation (connection lost, dead engine) runs again before the client hears.",
+    ),
+    _switch(
+        _UPSTREAM,
+        "retry-ambiguous",
+        "Also run again after failures that may have been complete generations: read timeouts, 502, 504.",
+    ),
+    _flag(
+        _UPSTREAM,
+        "lora-name",
+        _text,
+        "TEMPLATE",
+        "{run_id}",
+        "How tinker://RUN/sampler_weights/CHECKPOINT becomes an upstream model name, from {run_id} and {checkpoint}."
+        " With {run_id} alone older samplers follow the newest weights.",
+    ),
+    _flag(
+        _UPSTREAM,
+        "lora-path",
+        _text,
+        "TEMPLATE",
+        "none",
+        "Where adapters lie, to load them on demand. Not supported by this version yet.",
+    ),
+    _flag(
+        _STORE,
+        "redis-url",
+        urls.redis_url,
+        "URL",
+        "an embedded server",
+        "redis://, rediss:// or unix://. Needed for several hosts, and for results that outlive a restart.",
+    ),
+    _flag(_STORE, "key-prefix", _key_prefix, "NAME", "gw", "Start of every Redis key: several gateways share a Redis."),
+    _flag(
+        _STORE,
+        "redis-memory",
+        q.size_bytes(8 * MIB),
+        "SIZE",
+        "a quarter of RAM",
+        "maxmemory of the embedded server. When it is full, new samples get 429; no result is dropped.",
+    ),
+    _flag(
+        _STORE,
+        "undelivered-ttl",
+        _SECONDS,
+        "SECONDS",
+        "3600",
+        "How long a result that nobody fetched is kept. It must outlive the longest time a client may be away.",
+    ),
+    _flag(
+        _STORE,
+        "retrieved-ttl",
+        _SECONDS,
+        "SECONDS",
+        "300",
+        "How long a fetched result is kept, for a client that lost the reply and asks again.",
+    ),
+    _flag(_STORE, "acked-ttl", _SECONDS, "SECONDS", "30", "How long a result is kept that the client has confirmed."),
+    _flag(
+        _STORE,
+        "lease",
+        q.duration_s(at_least=1.0),
+        "SECONDS",
+        "30",
+        "After this long without a renewal (every 5 s) the samples of a lost host are given up.",
+    ),
+    _flag(
+        _LIMITS,
+        "max-in-flight",
+        q.whole(1, 10_000_000),
+        "N",
+        "65536",
+        "Samples in flight per worker; above it `asample` gets 429 and the SDK slows down.",
+    ),
+    _flag(
+        _LIMITS,
+        "max-in-flight-bytes",
+        q.size_bytes(),
+        "SIZE",
+        "1GiB",
+        "Prompts and unsaved results in flight per worker; above it `asample` gets 429.",
+    ),
+    _flag(
+        _LIMITS,
+        "max-body-bytes",
+        q.size_bytes(1024),
+        "SIZE",
+        "64MiB",
+        "Largest request body, after decompression too; above it 413.",
+    ),
+    _flag(
+        _CLIENTS,
+        "keep-alive",
+        _SECONDS,
+        "SECONDS",
+        "75",
+        "Idle client connections are closed after this. Stay above the idle time of a load balancer in front.",
+    ),
+    _flag(
+        _CLIENTS,
+        "poll-timeout",
+        q.duration_s(at_most=30.0),
+        "SECONDS",
+        "30",
+        "How long a retrieve is held before the client is told to try again. The SDK gives up after 45 s.",
+    ),
+    _flag(
+        _CLIENTS,
+        "session-timeout",
+        _SECONDS,
+        "SECONDS",
+        "300",
+        "A session without a heartbeat for this long has its running samples cancelled.",
+    ),
+    _flag(
+        _CLIENTS,
+        "session-poll",
+        _session_poll,
+        "auto|off",
+        "auto",
+        "Whether SDKs from 0.27.2 on are offered one poll per session in place of one per sample.",
+    ),
+    _flag(
+        _CLIENTS,
+        "training-upstream",
+        urls.upstream_url,
+        "URL",
+        "none",
+        "A Tinker training server for everything that is not sampling. Not supported by this version yet.",
+    ),
+    _flag(
+        _ACCESS,
+        "api-keys-file",
+        _text,
+        "PATH",
+        "none",
+        'TOML file of [[keys]] with name = "..." and sha256 = "..."; `gateway new-key` writes an entry. Read again on'
+        " SIGHUP.",
+    ),
+    _switch(_ACCESS, "allow-anonymous", "Serve an address that is not loopback without any API key."),
+    _flag(
+        _ACCESS,
+        "admin-host",
+        _text,
+        "ADDRESS",
+        "127.0.0.1",
+        "Operators' address (/status, /metrics, /readyz). Anything but loopback needs --admin-key-file.",
+    ),
+    _flag(_ACCESS, "admin-port", _PORT, "PORT", "8001", "Operators' port; 0 takes a free one."),
+    _flag(
+        _ACCESS,
+        "admin-key-file",
+        _text,
+        "PATH",
+        "none",
+        "File with the key that operators send as X-Admin-Key or `Authorization: Bearer`.",
+    ),
+    _flag(
+        _OPERATE,
+        "drain-timeout",
+        q.duration_s(at_least=0.0),
+        "SECONDS",
+        "60",
+        "On SIGTERM, how long running samples may take to end before they are given up.",
+    ),
+    _flag(
+        _OPERATE,
+        "log-format",
+        q.choice("auto", "text", "json"),
+        "auto|text|json",
+        "auto",
+        "auto: text on a terminal, else one JSON object a line.",
+    ),
+    _flag(
+        _OPERATE,
+        "log-level",
+        q.choice("debug", "info", "warning", "error"),
+        "LEVEL",
+        "info",
+        "debug, info, warning or error. Prompts, tokens and keys are never logged.",
+    ),
+    _switch(_OPERATE, "access-log", "Log a line for every request; it costs about half as much as serving it."),
+    _flag(
+        _OPERATE,
+        "run-dir",
+        _text,
+        "PATH",
+        "under $XDG_RUNTIME_DIR",
+        "Directory for sockets, the pid file and the embedded Redis; made private (0700). One gateway each.",
+    ),
+)
+
+BY_KEY: Final = {flag.key: flag for flag in FLAGS}

@@ -1,0 +1,68 @@
+"""The run directory: private to this user and to one gateway. It holds the pid file and the embedded Redis' socket."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from shared.core.errors import StartError
+
+# The path of a UNIX socket has 108 bytes at most, the file's own name included.
+_MAX_PATH_BYTES: Final = 85
+
+
+class RunDir:
+    """Taken by `open_run_dir`, given back by `close`. One that was made for this run is removed with all it holds."""
+
+    def __init__(self, path: Path, lock_fd: int, *, temporary: bool) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+        self._temporary = temporary
+
+    def close(self) -> None:
+        (self.path / "gateway.pid").unlink(missing_ok=True)
+        os.close(self._lock_fd)
+        if self._temporary:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def open_run_dir(configured: str | None) -> RunDir:
+    """Make the directory, or take the one that was given. Raises `StartError`."""
+    try:
+        path = Path(configured) if configured else _temporary_dir()
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check(path)
+        path.chmod(0o700)
+        return RunDir(path, _lock(path / "gateway.pid"), temporary=configured is None)
+    except OSError as error:
+        raise StartError(f"--run-dir: {configured or error.filename} cannot be used: {error.strerror}") from None
+
+
+def _temporary_dir() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    parent = runtime if runtime and os.access(runtime, os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix="gateway-", dir=parent))
+
+
+def _check(path: Path) -> None:
+    if path.stat().st_uid != os.geteuid():
+        raise StartError(f"--run-dir: {path} belongs to another user; choose a directory of your own")
+    if len(os.fsencode(path.absolute())) > _MAX_PATH_BYTES:
+        raise StartError(f"--run-dir: {path} is too long for a UNIX socket; {_MAX_PATH_BYTES} bytes are allowed")
+
+
+def _lock(pid_file: Path) -> int:
+    # The lock dies with its holder, so a pid file left by a killed gateway is nothing to clean up. Never inherited.
+    lock_fd = os.open(pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock_fd)
+        raise StartError(f"--run-dir: {pid_file.parent} is in use by another gateway; give each its own") from None
+    os.ftruncate(lock_fd, 0)
+    os.write(lock_fd, f"{os.getpid()}\n".encode())
+    return lock_fd

@@ -1,0 +1,97 @@
+"""`gateway serve`, from settings to exit code: what must be there before a worker is, in an order that fails early."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+from gateway.addresses import url_host
+from gateway.backing import RedisBacking
+from gateway.listeners import open_listeners, open_single
+from gateway.machine import check_libraries, check_source_ips, memory_bytes, raise_fd_limit
+from gateway.run_dir import open_run_dir
+from gateway.supervisor import Means, Supervisor, new_instance
+from shared.log import configure_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from gateway.backing import Backing
+    from shared.config import Settings
+
+DISTRIBUTION: Final = "tinker-sampling-gateway"
+# faulthandler prints the stack of a worker that the supervisor aborts for hanging.
+WORKER_COMMAND: Final = (sys.executable, "-X", "faulthandler", "-m", "workers.entry")
+# The rest is for the workers and the machine; results are usually far smaller than this.
+_EMBEDDED_SHARE: Final = 4
+
+
+def run(settings: Settings, reread: Callable[[], Settings]) -> int:
+    """Blocks until the gateway has stopped; the exit code. Raises `StartError`."""
+    configure_logging(settings.log_format, settings.log_level)
+    return asyncio.run(serve(settings, reread))
+
+
+async def serve(
+    settings: Settings,
+    reread: Callable[[], Settings],
+    *,
+    worker_command: Sequence[str] = WORKER_COMMAND,
+    make_backing: Callable[[Settings, Path], Backing] | None = None,
+) -> int:
+    """Open everything, supervise, close everything. Tests hand in another worker and another backing."""
+    check_libraries()
+    raise_fd_limit()
+    check_source_ips(settings.source_ips)
+    async with AsyncExitStack() as stack:
+        listeners = open_listeners(settings.host, settings.port, settings.workers, settings.backlog)
+        stack.callback(listeners.close)
+        admin_socket = stack.enter_context(open_single(settings.admin_host, settings.admin_port))
+        run_dir = open_run_dir(settings.run_dir)
+        stack.callback(run_dir.close)
+        backing = (make_backing or redis_backing)(settings, run_dir.path)
+        redis_url = await backing.open()
+        stack.push_async_callback(backing.close)
+        scheme = "https" if settings.tls_cert else "http"
+        public_url = f"{scheme}://{listeners.address}"
+        admin_url = f"http://{url_host(settings.admin_host)}:{admin_socket.getsockname()[1]}"
+        supervisor = Supervisor(
+            settings,
+            Means(
+                listeners=listeners,
+                admin_socket=admin_socket,
+                backing=backing,
+                redis_url=redis_url,
+                public_url=public_url,
+                version=version(DISTRIBUTION),
+                worker_command=worker_command,
+                reread=reread,
+                new_instance=new_instance,
+                on_ready=lambda: _print_line(ready_line(settings, public_url, admin_url, backing.description)),
+            ),
+        )
+        return await supervisor.run()
+
+
+def redis_backing(settings: Settings, run_dir: Path) -> RedisBacking:
+    memory = settings.redis_memory_bytes or memory_bytes() // _EMBEDDED_SHARE
+    return RedisBacking(settings, run_dir, memory, new_instance())
+
+
+def ready_line(settings: Settings, public_url: str, admin_url: str, kept_in: str) -> str:
+    """What an operator wants to know, and what an SDK user sets, in one line."""
+    workers = f"{settings.workers} worker{'s' if settings.workers > 1 else ''}"
+    key = "<one of your keys>" if settings.api_keys else "tml-anything"
+    return (
+        f"gateway ready: {public_url} with {workers}, results in {kept_in}, admin {admin_url};"
+        f" export TINKER_BASE_URL={public_url} TINKER_API_KEY={key}"
+    )
+
+
+def _print_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

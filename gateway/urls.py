@@ -1,0 +1,73 @@
+"""What may stand in `--upstream`, `--redis-url` and `--model`, and how a URL is shown without its password. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+from shared.config import ModelName
+
+_REDIS_SCHEMES: Final = ("redis", "rediss", "unix")
+_REDIS_LATER: Final = ("redis+sentinel", "redis+cluster")
+
+
+def upstream_url(text: str) -> str:
+    """A base URL without trailing slash; a path prefix stays, for a router that has one. Raises `ValueError`."""
+    allowed = "give the base URL of a vLLM server or router, such as http://10.0.0.5:8000"
+    parts = _split(text, allowed)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(allowed)
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("credentials do not belong in the URL; use --upstream-api-key-file")
+    if parts.query or parts.fragment:
+        raise ValueError("a base URL has no query and no fragment")
+    return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+
+
+def redis_url(text: str) -> str:
+    """Raises `ValueError`; its text never repeats the URL, which may hold a password."""
+    allowed = "allowed are redis://HOST:PORT/DB, rediss://HOST:PORT/DB and unix:///PATH?db=DB"
+    parts = _split(text, allowed)
+    if parts.scheme in _REDIS_LATER:
+        raise ValueError(f"{parts.scheme}:// is not supported by this version yet; {allowed}")
+    target = parts.path.strip("/") if parts.scheme == "unix" else parts.hostname
+    if parts.scheme not in _REDIS_SCHEMES or not target:
+        raise ValueError(allowed)
+    return text
+
+
+def model_name(text: str) -> ModelName:
+    """`NAME` or `NAME=UPSTREAM_NAME`."""
+    name, equals, upstream = text.partition("=")
+    if not name or (equals and not upstream) or any(c.isspace() for c in text):
+        raise ValueError("give NAME or NAME=UPSTREAM_NAME, without spaces")
+    return ModelName(name, upstream or name)
+
+
+def redacted(url: str) -> str:
+    """The URL with its password, if any, replaced by `***`, also one given as a query parameter."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "(not a URL)"
+    query = "&".join(_redacted_parameter(item) for item in parts.query.split("&")) if parts.query else ""
+    userinfo, at, host = parts.netloc.rpartition("@")
+    if at and ":" in userinfo:
+        userinfo = userinfo.partition(":")[0] + ":***"
+    return urlunsplit((parts.scheme, f"{userinfo}{at}{host}", parts.path, query, parts.fragment))
+
+
+def _redacted_parameter(item: str) -> str:
+    name, equals, _ = item.partition("=")
+    return f"{name}=***" if equals and "password" in name.lower() else item
+
+
+def _split(text: str, allowed: str) -> SplitResult:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # checked lazily by the standard library
+    except ValueError:
+        raise ValueError(allowed) from None
+    if any(character.isspace() for character in text):
+        raise ValueError(allowed)
+    return parts

@@ -1,0 +1,159 @@
+"""One worker process as the supervisor holds it: started with its socket and channel, heard, told, and buried.
+
+The end is reported once, when both the process has exited and its channel has been read to the end: a last message
+(`Failed`) must not be overtaken by the exit that follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import time
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from shared.channel import MAX_LINE_BYTES, Start, Status, ToSupervisor, ToWorker, decode_for_supervisor, encode
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Sequence
+    from typing import Protocol
+
+    from shared.config import WorkerConfig
+
+    class Listener(Protocol):
+        def on_message(self, serial: int, message: ToSupervisor) -> None: ...
+
+        def on_exit(self, serial: int, code: int) -> None: ...
+
+
+log = logging.getLogger("gateway.worker")
+
+_STDERR: Final = 2
+
+
+class WorkerProcess:
+    """`listener` is called on the event loop. `started_at_s` is wall time, for people."""
+
+    def __init__(self, serial: int, config: WorkerConfig, popen: subprocess.Popen[bytes], listener: Listener) -> None:
+        self.serial = serial
+        self.config = config
+        self.started_at_s = time.time()
+        self.status: Status | None = None
+        self._popen = popen
+        self._listener = listener
+        self._transport: asyncio.Transport | None = None
+        self._channel_open = True
+        self._exit_code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def send(self, message: ToWorker) -> None:
+        """A worker that is gone hears nothing, and its exit tells."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode(message))
+
+    def kill(self, number: signal.Signals) -> None:
+        # Popen does not signal a process that it has reaped, so the pid cannot be another process' by now.
+        self._popen.send_signal(number)
+
+    # -- what the event loop tells ------------------------------------------------------------------------------
+
+    def attached(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def received(self, line: bytes) -> None:
+        try:
+            message = decode_for_supervisor(line)
+        except msgspec.MsgspecError as error:
+            log.error("a worker sent what is not understood", extra={"slot": self.config.slot, "reason": str(error)})
+            return
+        if isinstance(message, Status):
+            self.status = message
+        self._listener.on_message(self.serial, message)
+
+    def channel_closed(self) -> None:
+        self._channel_open = False
+        self._report_end()
+
+    def exited(self) -> None:
+        self._exit_code = self._popen.wait()
+        self._report_end()
+
+    def _report_end(self) -> None:
+        if self._exit_code is not None and not self._channel_open:
+            self._listener.on_exit(self.serial, self._exit_code)
+
+
+class _Channel(asyncio.Protocol):
+    """The supervisor's end of the socket pair: bytes to lines."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self._process = process
+        self._partial = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._process.attached(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._partial += data
+        *lines, rest = self._partial.split(b"\n")
+        self._partial = rest
+        for line in lines:
+            self._process.received(bytes(line))
+        if len(rest) > MAX_LINE_BYTES and self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._process.channel_closed()
+
+
+async def spawn(
+    command: Sequence[str], serial: int, config: WorkerConfig, listening: socket.socket, listener: Listener
+) -> WorkerProcess:
+    """Start a worker on its slot's socket and hand it its configuration. Raises `OSError`."""
+    ours, theirs = socket.socketpair()
+    try:
+        popen = _popen(command, listening.fileno(), theirs.fileno())
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    process = WorkerProcess(serial, config, popen, listener)
+    loop = asyncio.get_running_loop()
+    _watch_exit(loop, process)
+    await loop.create_connection(lambda: _Channel(process), sock=ours)
+    process.send(Start(config))
+    return process
+
+
+def _popen(command: Sequence[str], listen_fd: int, channel_fd: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*command, "--listen-fd", str(listen_fd), "--channel-fd", str(channel_fd)],
+        pass_fds=(listen_fd, channel_fd),
+        stdin=subprocess.DEVNULL,
+        # Standard output is for the start line only.
+        stdout=_STDERR,
+        # A group of its own: Ctrl-C in a terminal is for the supervisor, which drains its workers.
+        process_group=0,
+    )
+
+
+def _watch_exit(loop: asyncio.AbstractEventLoop, process: WorkerProcess) -> None:
+    pidfd = os.pidfd_open(process.pid)
+
+    def on_exit() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        process.exited()
+
+    loop.add_reader(pidfd, on_exit)

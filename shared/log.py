@@ -1,0 +1,73 @@
+"""Logging: the standard library's, one line per event, as text for people or as JSON for machines.
+
+A record is a static message and fields beside it (`extra={...}`), so that lines can be counted and searched. Prompts,
+tokens and keys are never fields.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any, Final, TextIO
+
+import orjson
+
+# What every LogRecord has; whatever else is there came in through `extra`.
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (RFC 3339, UTC), level, logger, message, the fixed fields, the record's own."""
+
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def __init__(self, fixed: dict[str, Any]) -> None:
+        super().__init__()
+        self._fixed = fixed
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._fixed,
+            **fields_of(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:01 WARNING gateway.fleet a worker died  slot=1 code=-9`"""
+
+    def __init__(self, fixed: dict[str, Any]) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s %(message)s", "%H:%M:%S")
+        self._fixed = fixed
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = {**self._fixed, **fields_of(record)}
+        pairs = " ".join(f"{name}={value}" for name, value in fields.items())
+        return super().formatMessage(record) + (f"  {pairs}" if pairs else "")
+
+
+def configure_logging(format_: str, level: str, stream: TextIO | None = None, **fixed: Any) -> None:
+    """Route everything to `stream` (standard error), as `text` or `json`; `fixed` fields go on every line."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    formatter = JsonFormatter(fixed) if format_ == "json" else TextFormatter(fixed)
+    # Wall time in UTC, so that lines of several hosts can be merged.
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # Libraries speak only when something is wrong.
+    for library in ("uvicorn", "asyncio", "aiohttp"):
+        logging.getLogger(library).setLevel(logging.WARNING)
