@@ -141,14 +141,14 @@ class SdkClient:
             await asyncio.sleep(resubmit_delay_s(resubmissions, self._jitter.random()))
             resubmissions += 1
             self._tally.resubmitted += 1
-        if isinstance(outcome, Broken):
-            self._tally.fail(outcome.kind, f"sample {wanted.index}: {outcome.detail}", wrong=outcome.wrong)
-        elif outcome is None:
+        if outcome is None:
             self._tally.cancelled += 1
-        elif (complaint := self._verifier.complaint(outcome, wanted)) is not None:
-            self._tally.fail(complaint.kind, f"sample {wanted.index}: {complaint.detail}", wrong=True)
-        else:
+            return
+        broken = outcome if isinstance(outcome, Broken) else self._verifier.complaint(outcome, wanted)
+        if broken is None:
             self._tally.succeed(self._clock.monotonic_s() - started_s)
+        else:
+            self._tally.fail(broken.kind, f"sample {wanted.index}: {broken.detail}", wrong=broken.wrong)
 
     async def _attempt(self, wanted: Sample) -> bytes | Gone | Broken | None:
         """The result's bytes; None when the sample was cancelled, as it was meant to be."""

@@ -13,7 +13,7 @@ import uvloop
 
 from gateway.bench import messages
 from gateway.bench.client import SdkClient, SetupFailed
-from gateway.bench.messages import Go, Plan, Progress, Ready, Report, Trouble
+from gateway.bench.messages import Plan, Progress, Ready, Report, Trouble
 from gateway.bench.tally import Tally
 from gateway.bench.transport import parse_target
 from gateway.bench.verification import ShapeVerifier, SimulatorVerifier

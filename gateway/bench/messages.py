@@ -1,7 +1,7 @@
 """What the driver and its client processes say to each other: a JSON object per line, over standard input and output.
 
-    driver -> client   Plan (once, first), Go; end of file means stop
-    client -> driver   Ready, Progress (a few times a second), then Report; or Trouble, and nothing more
+driver -> client   Plan (once, first), Go; end of file means stop
+client -> driver   Ready, Progress (a few times a second), then Report; or Trouble, and nothing more
 """
 
 from __future__ import annotations

@@ -85,7 +85,9 @@ def read_promise(reply: Reply, num_samples: int) -> Promise | Broken:
     if not isinstance(request_id, str) or not isinstance(sequence_ids, list):
         return Broken("promise malformed", detail_of(reply), wrong=True)
     if len(sequence_ids) != num_samples or len(set(sequence_ids)) != num_samples:
-        return Broken("promise malformed", f"{num_samples} distinct sequence ids wanted, got {sequence_ids}", wrong=True)
+        return Broken(
+            "promise malformed", f"{num_samples} distinct sequence ids wanted, got {sequence_ids}", wrong=True
+        )
     return Promise(request_id, tuple(sequence_ids))
 
 

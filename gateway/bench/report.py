@@ -155,7 +155,7 @@ def verdicts(report: Report) -> list[str]:
         checks += [
             (
                 simulator.executions > simulator.allowed_executions,
-                f"the upstream was asked {simulator.executions} times, {simulator.allowed_executions} are accounted for",
+                f"the upstream was asked {simulator.executions} times where {simulator.allowed_executions} are allowed",
             ),
             (
                 simulator.duplicate_request_ids > 0,

@@ -1,7 +1,7 @@
 """A stub that speaks just enough of the Tinker API to try the load client against, with scripted misbehaviour.
 
-It is no gateway: one process, results at once (or when a test says so), nothing expires. A sample's "result" is a digest
-of its prompt and seed, opaque to the client; `StubVerifier` knows what it must be.
+It is no gateway: one process, results at once (or when a test says so), nothing expires. A sample's "result" is a
+digest of its prompt and seed, opaque to the client; `StubVerifier` knows what it must be.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from gateway.bench.verification import Complaint
+from gateway.bench.replies import Broken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -40,9 +40,9 @@ def result_of(tokens: list[int], seed: int) -> bytes:
 
 
 class StubVerifier:
-    def complaint(self, payload: bytes, wanted: Sample) -> Complaint | None:
+    def complaint(self, payload: bytes, wanted: Sample) -> Broken | None:
         ok = payload == result_of(wanted.prompt.tolist(), wanted.seed)
-        return None if ok else Complaint("wrong tokens", "not the digest of this prompt")
+        return None if ok else Broken("wrong tokens", "not the digest of this prompt", wrong=True)
 
 
 class Stub:

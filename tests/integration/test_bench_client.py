@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
 
 from gateway.bench import client as client_module
 from gateway.bench.client import SdkClient, SetupFailed
@@ -104,11 +106,11 @@ async def test_repeated_and_lost_submissions_are_made_on_purpose() -> None:
 async def test_a_duplicate_that_is_promised_something_else_is_wrong() -> None:
     class Forgetful(Stub):
         async def _asample(self, body: dict[str, Any]) -> Any:
-            response = await super()._asample(body)
-            response.text = response.text.replace(":sample:", f":sample{self.requests['asample']}:")
-            return response
+            promise = json.loads((await super()._asample(body)).text)
+            promise["sample_sequence_ids"] = [f"made up {self.submissions.total()}"]
+            return web.json_response(promise)
 
-    tally, _ = await load(Forgetful(), 4, concurrency=1, duplicates=1.0)
+    tally, _ = await load(Forgetful(), 16, concurrency=1, duplicates=1.0)
     assert "duplicate promised another sample" in tally.failures
     assert tally.wrong >= 1
 
@@ -243,7 +245,7 @@ async def test_a_promise_gone_under_the_session_poll_is_not_acknowledged() -> No
 async def test_a_gateway_that_gives_no_session_is_told_in_a_sentence() -> None:
     stub = Stub()
     stub.faults["create_session"].append(Fault(401))
-    with pytest.raises(SetupFailed, match="create_session with 401.*scripted"):
+    with pytest.raises(SetupFailed, match=r"create_session with 401.*scripted"):
         await load(stub, 1)
 
 

@@ -1,0 +1,194 @@
+"""One bench run: client processes started together, the gateway watched beside them, one report of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import sys
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from gateway.bench import messages
+from gateway.bench.messages import Go, Plan, Progress, Ready, Report, Trouble
+from gateway.bench.outcome import RunFacts, build_report
+from gateway.bench.scenario import shares
+from gateway.bench.transport import parse_target
+from gateway.bench.watch import Watch
+from gateway.bench.workload import Workload
+from shared.core.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from gateway.bench import report
+    from gateway.bench.scenario import Scenario
+    from gateway.bench.stack import Deployment
+
+    Show = Callable[[Progress], None]
+
+# The whole of 127.0.0.0/8 is ours to come from; one address per client process keeps their ports apart.
+_SOURCE_BASE: Final = ipaddress.IPv4Address("127.0.1.1")
+_STOP_S: Final = 5.0
+
+T = TypeVar("T")
+
+
+async def drive(
+    scenario: Scenario, deployment: Deployment, model: str, api_key: str, *, verify: bool, show: Show
+) -> report.Report:
+    """Runs `scenario` against `deployment`; `show` gets the sum of all clients' progress.
+
+    Raises `StartError` when a client process cannot start, or finds no session.
+    """
+    board = _Board(scenario.client_processes, show)
+    plans = make_plans(scenario, deployment.url, model, api_key, verify=verify)
+    clients = [ClientProcess(number, board) for number in range(len(plans))]
+    watch = Watch(deployment)
+    try:
+        ready = await _all([client.start(plan) for client, plan in zip(clients, plans, strict=True)])
+        await watch.start()
+        started_s = time.monotonic()
+        reports = await _all([client.run() for client in clients])
+        seconds = time.monotonic() - started_s
+    finally:
+        # A cancelled run stops its children before anything else goes on.
+        await asyncio.shield(_stop(clients, watch))
+    facts = RunFacts(scenario, reports, seconds, any(state.session_poll for state in ready), verify, model)
+    return build_report(facts, watch.observations)
+
+
+def make_plans(scenario: Scenario, url: str, model: str, api_key: str, *, verify: bool) -> list[Plan]:
+    workload = Workload(
+        seed=scenario.seed,
+        model=model,
+        prompt_tokens=scenario.prompt_tokens,
+        max_tokens=scenario.max_tokens,
+        num_samples=scenario.num_samples,
+        abandon_polls=scenario.abandon_polls,
+        cancel=scenario.cancel,
+        duplicates=scenario.duplicates,
+        trouble_within_s=max(scenario.gen_seconds, 0.1),
+    )
+    concurrencies = shares(scenario.concurrency, scenario.client_processes)
+    return [
+        Plan(
+            url=url,
+            source_ip=source_ip(url, number),
+            api_key=api_key,
+            workload=workload,
+            session_poll=scenario.session_poll,
+            verify=verify,
+            first=number,
+            step=scenario.client_processes,
+            samples=scenario.samples,
+            concurrency=concurrency,
+        )
+        for number, concurrency in enumerate(concurrencies)
+    ]
+
+
+def source_ip(url: str, number: int) -> str | None:
+    """The loopback address for client process `number`; None where the gateway is not on IPv4 loopback."""
+    try:
+        address = ipaddress.ip_address(parse_target(url).host)
+    except ValueError:
+        return None
+    on_loopback = address.version == 4 and address.is_loopback
+    return str(_SOURCE_BASE + number) if on_loopback else None
+
+
+class ClientProcess:
+    """One `gateway.bench.client_process`, from its plan to its report."""
+
+    def __init__(self, number: int, board: _Board) -> None:
+        self._number = number
+        self._board = board
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, plan: Plan) -> Ready:
+        """Returns when the client has its session and waits for the word. Raises `StartError`."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "gateway.bench.client_process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=messages.MAX_LINE_BYTES,
+            start_new_session=True,
+        )
+        self._tell(plan)
+        answer = await self._hear()
+        if not isinstance(answer, Ready):
+            raise StartError(f"client process {self._number} answered its plan with {answer!r}")
+        return answer
+
+    async def run(self) -> Report:
+        """Says go and waits for the report. Raises `StartError` when the process ends without one."""
+        self._tell(Go())
+        while not isinstance(answer := await self._hear(), Report):
+            if isinstance(answer, Progress):
+                self._board.update(self._number, answer)
+        return answer
+
+    async def stop(self) -> None:
+        """The process stops by itself when its standard input ends; it is killed when it does not."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _STOP_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    def _tell(self, message: messages.ToClient) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(messages.encode(message))
+
+    async def _hear(self) -> messages.FromClient:
+        assert self._process is not None and self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            code = await self._process.wait()
+            raise StartError(f"client process {self._number} ended with exit code {code} before its report")
+        answer = messages.decode_for_driver(line)
+        if isinstance(answer, Trouble):
+            raise StartError(answer.message)
+        return answer
+
+
+class _Board:
+    """The latest progress of every client process, shown as one sum."""
+
+    def __init__(self, clients: int, show: Show) -> None:
+        self._latest = [Progress(0, 0, 0, 0, 0)] * clients
+        self._show = show
+
+    def update(self, number: int, progress: Progress) -> None:
+        self._latest[number] = progress
+        self._show(total_progress(self._latest))
+
+
+def total_progress(parts: list[Progress]) -> Progress:
+    return Progress(*(sum(values) for values in zip(*map(msgspec.structs.astuple, parts), strict=True)))
+
+
+async def _all(coroutines: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """Like `asyncio.gather`, but the first failure ends the others; it is raised as it is."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _stop(clients: list[ClientProcess], watch: Watch) -> None:
+    await watch.stop()
+    await asyncio.gather(*(client.stop() for client in clients), return_exceptions=True)

@@ -1,0 +1,166 @@
+"""From what clients and watch brought home to the report. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from gateway.bench import procfs, report
+from gateway.bench.report import Gateway, Redis, Report, Simulator, Tail
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gateway.bench import messages
+    from gateway.bench.scenario import Scenario
+    from gateway.bench.watch import Observations
+
+_REPORTED_PACKAGES: Final = (
+    "tinker-sampling-gateway",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "starlette",
+    "aiohttp",
+    "redis",
+    "hiredis",
+    "orjson",
+    "pysimdjson",
+    "protobuf",
+    "numpy",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """`seconds`: from the first submission to the last result."""
+
+    scenario: Scenario
+    clients: Sequence[messages.Report]
+    seconds: float
+    session_poll: bool
+    verified: bool
+    model: str
+
+
+def build_report(facts: RunFacts, seen: Observations) -> Report:
+    samples = report.merge_samples(facts.clients, facts.scenario.samples, verified=facts.verified)
+    reexecutions = _grown(seen.first_status, seen.last_status, "samples", "reexecutions")
+    allowed = report.allowed_executions(samples.requested, samples.resubmitted, reexecutions)
+    return Report(
+        samples=samples,
+        failures=report.merge_failures(facts.clients),
+        examples=[example for client in facts.clients for example in client.examples][:5],
+        seconds=facts.seconds,
+        samples_per_second=report.rate(samples.completed, facts.seconds),
+        submit_latency_s=report.quantiles(report.merge_latencies(client.submit_s for client in facts.clients)),
+        latency_s=report.quantiles(report.merge_latencies(client.latency_s for client in facts.clients)),
+        gateway=_gateway(seen, samples.completed, reexecutions),
+        redis=_redis(seen, samples.completed),
+        simulator=_simulator(seen.first_stats, seen.last_stats, allowed),
+        client=report.merge_client(facts.clients, session_poll=facts.session_poll),
+        chaos=[],
+        machine=procfs.machine(),
+        versions=_versions(seen.last_status),
+        config={**msgspec.structs.asdict(facts.scenario), "model": facts.model},
+    )
+
+
+def _gateway(seen: Observations, completed: int, reexecutions: int | None) -> Gateway:
+    cpu_seconds = seen.workers.cpu_seconds
+    if cpu_seconds is None:
+        return Gateway(
+            healthz_ms=report.tail(seen.healthz_ms),
+            healthz_failures=seen.healthz_failures,
+            loop_lag_ms=_lag(seen),
+            reexecutions=reexecutions,
+        )
+    return Gateway(
+        cpu_seconds=cpu_seconds,
+        cpu_ms_per_sample=report.per(cpu_seconds * 1e3, completed),
+        peak_rss_bytes=seen.workers.peak_rss_bytes,
+        peak_rss_bytes_per_worker=seen.workers.peak_rss_bytes_per_process,
+        peak_fds=seen.workers.peak_fds,
+        healthz_ms=report.tail(seen.healthz_ms),
+        healthz_failures=seen.healthz_failures,
+        loop_lag_ms=_lag(seen),
+        workers=seen.workers.processes,
+        reexecutions=reexecutions,
+    )
+
+
+def _lag(seen: Observations) -> Tail | None:
+    if not seen.loop_lag_ms_p99:
+        return None
+    worst = max(seen.loop_lag_ms_p99)
+    return Tail(p99=worst, max=max(worst, seen.loop_lag_ms_max or 0.0))
+
+
+def _redis(seen: Observations, completed: int) -> Redis:
+    told = _grown(seen.first_status, seen.last_status, "redis", "cpu_seconds")
+    measured = seen.redis.cpu_seconds
+    return Redis(
+        cpu_seconds=measured if measured is not None else told,
+        peak_bytes=seen.redis_peak_bytes,
+        commands_per_sample=report.per(
+            _grown(seen.first_status, seen.last_status, "redis", "commands_processed"), completed
+        ),
+        description=_describe(seen.last_status),
+    )
+
+
+def _describe(status: Mapping[str, Any] | None) -> str | None:
+    """Where results are kept, for a person."""
+    redis = (status or {}).get("redis")
+    if not isinstance(redis, dict):
+        return None
+    return " ".join(str(redis[name]) for name in ("mode", "version", "url") if redis.get(name)) or None
+
+
+def _simulator(
+    first: Mapping[str, Any] | None, last: Mapping[str, Any] | None, allowed_executions: int
+) -> Simulator | None:
+    if first is None or last is None:
+        return None
+    before, after = first.get("by_source_ip") or {}, last.get("by_source_ip") or {}
+    return Simulator(
+        executions=last.get("executions", 0) - first.get("executions", 0),
+        allowed_executions=allowed_executions,
+        peak_in_flight=last.get("peak_in_flight", 0),
+        aborted=last.get("aborted", 0) - first.get("aborted", 0),
+        duplicate_request_ids=duplicates(last.get("by_request_id")) - duplicates(first.get("by_request_id")),
+        by_source_ip={address: count - before.get(address, 0) for address, count in after.items()},
+    )
+
+
+def duplicates(by_request_id: Any) -> int:
+    """Requests beyond the first of their id; the simulator tells the number, or the count of each id."""
+    if isinstance(by_request_id, dict):
+        return sum(count - 1 for count in by_request_id.values() if isinstance(count, int) and count > 1)
+    return by_request_id if isinstance(by_request_id, int) else 0
+
+
+def _grown(first: Mapping[str, Any] | None, last: Mapping[str, Any] | None, section: str, name: str) -> Any:
+    """How much a growing number of /status grew; None where it is not told."""
+    before, after = ((status or {}).get(section) or {} for status in (first, last))
+    if name not in before or name not in after or before[name] is None or after[name] is None:
+        return None
+    return after[name] - before[name]
+
+
+def _versions(status: Mapping[str, Any] | None) -> dict[str, str]:
+    found = {name: installed for name in _REPORTED_PACKAGES if (installed := _version(name)) is not None}
+    redis = (status or {}).get("redis") or {}
+    if redis.get("version"):
+        found["redis-server"] = str(redis["version"])
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

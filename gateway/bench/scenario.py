@@ -1,0 +1,88 @@
+"""What a bench run is told to do, and the presets that name whole runs."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from shared.core.errors import ConfigError
+
+VllmMode = Literal["barrier", "latency", "instant"]
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """`session_poll`: None takes what the gateway offers. `verify`: None verifies where a simulator is known."""
+
+    samples: int = 2_048
+    concurrency: int = 2_048
+    prompt_tokens: int = 64
+    max_tokens: int = 32
+    num_samples: int = 1
+    client_processes: int = 1
+    session_poll: bool | None = None
+    vllm_mode: VllmMode = "latency"
+    gen_seconds: float = 1.0
+    max_num_seqs: int | None = None
+    workers: int = 2
+    source_ips: str | None = None
+    abandon_polls: float = 0.0
+    cancel: float = 0.0
+    duplicates: float = 0.0
+    verify: bool | None = None
+    seed: int = 0
+
+
+# Each value only where the preset differs from the defaults above.
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "burst": {"samples": 2_048, "concurrency": 2_048, "vllm_mode": "barrier", "gen_seconds": 5.0},
+    "queue": {
+        "samples": 32_768,
+        "concurrency": 32_768,
+        "vllm_mode": "latency",
+        "gen_seconds": 5.0,
+        "max_num_seqs": 2_048,
+        "client_processes": 2,
+    },
+    "rollout": {
+        "samples": 131_072,
+        "concurrency": 131_072,
+        "vllm_mode": "latency",
+        "gen_seconds": 5.0,
+        "max_num_seqs": 2_048,
+        "client_processes": 4,
+        "session_poll": True,
+    },
+    "long": {"samples": 256, "concurrency": 128, "max_tokens": 32_768, "vllm_mode": "instant"},
+    "prompts": {"samples": 512, "concurrency": 128, "prompt_tokens": 32_768, "vllm_mode": "instant"},
+}
+
+
+def resolve(preset: str | None, given: dict[str, Any]) -> Scenario:
+    """The preset's values under those that were given. Raises `ConfigError` for a value that makes no run."""
+    chosen = {**PRESETS.get(preset or "", {}), **given}
+    chosen.setdefault("concurrency", min(chosen.get("samples", 2_048), 2_048))
+    scenario = Scenario(**chosen)
+    _check(scenario)
+    return msgspec.structs.replace(scenario, client_processes=min(scenario.client_processes, scenario.concurrency))
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """`total` split as evenly as it goes, the larger shares first."""
+    base, extra = divmod(total, parts)
+    return [base + (index < extra) for index in range(parts)]
+
+
+def _check(scenario: Scenario) -> None:
+    for name in ("samples", "concurrency", "prompt_tokens", "max_tokens", "num_samples", "client_processes", "workers"):
+        if getattr(scenario, name) < 1:
+            raise ConfigError(f"{_flag(name)} {getattr(scenario, name)}: must be at least 1")
+    for name in ("abandon_polls", "cancel", "duplicates"):
+        if not 0 <= getattr(scenario, name) <= 1:
+            raise ConfigError(f"{_flag(name)} {getattr(scenario, name)}: must be a fraction between 0 and 1")
+    if scenario.gen_seconds < 0:
+        raise ConfigError(f"--gen-seconds {scenario.gen_seconds}: must not be negative")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,150 @@
+"""The report for a person: short, with units, and nothing that was not measured. Pure: rows of text in, rich out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from gateway.bench.report import verdicts
+
+if TYPE_CHECKING:
+    from gateway.bench.report import Quantiles, Report, Samples
+
+    Row = tuple[str, str]
+
+_MIB: Final = 1024 * 1024
+_SHOWN_IPS: Final = 8
+
+
+def render(report: Report) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in rows(report):
+        table.add_row(name, Text(value))
+    return table
+
+
+def rows(report: Report) -> list[Row]:
+    """What is worth a line; a line whose figure could not be had is left out."""
+    candidates = [
+        ("samples", samples_line(report.samples)),
+        ("failures", ", ".join(f"{count} x {kind}" for kind, count in report.failures.items())),
+        ("rate", f"{report.samples_per_second:,.0f} samples/s, {report.seconds:.1f} s in all"),
+        ("latency", _quantiles(report.latency_s)),
+        ("submit", _quantiles(report.submit_latency_s)),
+        ("waiting", _waiting(report)),
+        ("workers", _workers(report)),
+        ("memory", _memory(report)),
+        ("health", _health(report)),
+        ("results in", _redis(report)),
+        ("simulated vLLM", _simulator(report)),
+        ("source IPs", _source_ips(report)),
+        ("client", _client(report)),
+    ]
+    return [(name, value) for name, value in candidates if value]
+
+
+def verdict_line(report: Report) -> str:
+    """The last word, in one line."""
+    complaints = verdicts(report)
+    if complaints:
+        return "NOT OK: " + "; ".join(complaints)
+    return "OK: nothing lost, nothing wrong, nothing executed twice" if report.simulator else "OK: nothing lost"
+
+
+def samples_line(samples: Samples) -> str:
+    check = "" if samples.verified else " (contents not verified)"
+    failed = f"{samples.failed - samples.wrong} failed, {samples.wrong} wrong, {samples.lost} lost"
+    extras = [
+        (samples.cancelled, "cancelled"),
+        (samples.resubmitted, "resubmitted"),
+        (samples.duplicates, "submitted twice"),
+        (samples.abandoned_polls, "polls abandoned"),
+    ]
+    told = "".join(f", {count:,} {what}" for count, what in extras if count)
+    return f"{samples.completed:,} of {samples.requested:,} ok{check}, {failed}{told}"
+
+
+def _quantiles(values: Quantiles | None) -> str:
+    if values is None:
+        return ""
+    return f"p50 {_s(values.p50)}, p90 {_s(values.p90)}, p99 {_s(values.p99)}, max {_s(values.max)}"
+
+
+def _waiting(report: Report) -> str:
+    client = report.client
+    if client.session_poll:
+        return f"session poll: {client.session_polls:,} polls, {client.polls:,} fetches"
+    return f"one poll per sample: {client.polls:,} polls"
+
+
+def _workers(report: Report) -> str:
+    gateway = report.gateway
+    if gateway.cpu_seconds is None:
+        return ""
+    per_sample = f", {gateway.cpu_ms_per_sample:.2f} ms per sample" if gateway.cpu_ms_per_sample is not None else ""
+    return f"{gateway.workers} processes, {gateway.cpu_seconds:.2f} s CPU{per_sample}"
+
+
+def _memory(report: Report) -> str:
+    parts = [
+        ("workers", report.gateway.peak_rss_bytes),
+        ("largest worker", report.gateway.peak_rss_bytes_per_worker),
+        ("Redis", report.redis.peak_bytes),
+    ]
+    told = [f"{name} {value / _MIB:,.0f} MiB" for name, value in parts if value is not None]
+    return ", ".join(told) + " at most" if told else ""
+
+
+def _health(report: Report) -> str:
+    gateway = report.gateway
+    parts = []
+    if gateway.healthz_ms is not None and gateway.healthz_ms.p50 is not None:
+        health = gateway.healthz_ms
+        parts.append(f"healthz p50 {health.p50:.1f} ms, p99 {health.p99:.1f} ms, max {health.max:.0f} ms")
+    if gateway.healthz_failures:
+        parts.append(f"{gateway.healthz_failures} probes unanswered")
+    if gateway.loop_lag_ms is not None:
+        parts.append(f"loop lag max {gateway.loop_lag_ms.max:.0f} ms")
+    return "; ".join(parts)
+
+
+def _redis(report: Report) -> str:
+    redis = report.redis
+    parts = [redis.description or ""]
+    parts.append(
+        f"{redis.commands_per_sample:.1f} commands per sample" if redis.commands_per_sample is not None else ""
+    )
+    parts.append(f"{redis.cpu_seconds:.2f} s CPU" if redis.cpu_seconds is not None else "")
+    return ", ".join(part for part in parts if part)
+
+
+def _simulator(report: Report) -> str:
+    simulator = report.simulator
+    if simulator is None:
+        return ""
+    return (
+        f"asked {simulator.executions:,} times, at most {simulator.peak_in_flight:,} at once, "
+        f"{simulator.aborted:,} aborted, {simulator.duplicate_request_ids:,} duplicates"
+    )
+
+
+def _source_ips(report: Report) -> str:
+    if report.simulator is None:
+        return ""
+    seen = sorted(report.simulator.by_source_ip.items())
+    told = ", ".join(f"{address} ({count:,})" for address, count in seen[:_SHOWN_IPS])
+    return told + (f" and {len(seen) - _SHOWN_IPS} more" if len(seen) > _SHOWN_IPS else "")
+
+
+def _client(report: Report) -> str:
+    client = report.client
+    per_sample = f", {client.cpu_ms_per_sample:.2f} ms CPU per sample" if client.cpu_ms_per_sample is not None else ""
+    return f"{client.requests:,} requests on {client.connections:,} connections{per_sample}"
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

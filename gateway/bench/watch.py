@@ -1,0 +1,159 @@
+"""Watching a gateway from outside while it is under load: health, processes, its own counts, the simulator's.
+
+All of this runs beside the load in the driver, never in it. What cannot be had (a remote gateway, no admin address)
+stays None.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from gateway.bench import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.bench.procfs import ProcessUsage
+    from gateway.bench.stack import Deployment
+
+_LOOK_S: Final = 0.5
+_HEALTHZ_S: Final = 0.05
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
+
+
+@dataclass(slots=True)
+class UsageLedger:
+    """CPU, memory and descriptors of a set of processes that may come and go; fed with one look after another."""
+
+    peak_rss_bytes: int = 0
+    peak_rss_bytes_per_process: int = 0
+    peak_fds: int = 0
+    _first: dict[int, float] = field(default_factory=dict)
+    _last: dict[int, float] = field(default_factory=dict)
+    _looks: int = 0
+
+    def look(self, processes: Mapping[int, ProcessUsage]) -> None:
+        for pid, usage in processes.items():
+            # Who came after the first look started from nothing, under our eyes.
+            self._first.setdefault(pid, usage.cpu_seconds if self._looks == 0 else 0.0)
+            self._last[pid] = usage.cpu_seconds
+        self._looks += 1
+        self.peak_rss_bytes = max(self.peak_rss_bytes, sum(usage.rss_bytes for usage in processes.values()))
+        self.peak_fds = max(self.peak_fds, sum(usage.fds for usage in processes.values()))
+        largest = max((usage.rss_bytes for usage in processes.values()), default=0)
+        self.peak_rss_bytes_per_process = max(self.peak_rss_bytes_per_process, largest)
+
+    @property
+    def processes(self) -> int:
+        return len(self._last)
+
+    @property
+    def cpu_seconds(self) -> float | None:
+        """Spent between the first look and the last; None when nothing was ever seen."""
+        if not self._last:
+            return None
+        return sum(last - self._first[pid] for pid, last in self._last.items())
+
+
+@dataclass(slots=True)
+class Observations:
+    """`first_*`, `last_*`: the admin's /status and the simulator's stats before and after the load."""
+
+    workers: UsageLedger = field(default_factory=UsageLedger)
+    redis: UsageLedger = field(default_factory=UsageLedger)
+    healthz_ms: list[float] = field(default_factory=list)
+    healthz_failures: int = 0
+    loop_lag_ms_p99: list[float] = field(default_factory=list)
+    loop_lag_ms_max: float | None = None
+    redis_peak_bytes: int | None = None
+    first_status: dict[str, Any] | None = None
+    last_status: dict[str, Any] | None = None
+    first_stats: dict[str, Any] | None = None
+    last_stats: dict[str, Any] | None = None
+
+    def take_status(self, status: dict[str, Any]) -> None:
+        self.first_status = self.first_status or status
+        self.last_status = status
+        workers = status.get("workers") or []
+        self.workers.look(_usages(worker.get("pid") for worker in workers))
+        self._take_lag(workers)
+        self._take_redis(status.get("redis") or {})
+
+    def take_stats(self, stats: dict[str, Any]) -> None:
+        self.first_stats = self.first_stats or stats
+        self.last_stats = stats
+
+    def _take_lag(self, workers: list[dict[str, Any]]) -> None:
+        self.loop_lag_ms_p99 += [lag for worker in workers if (lag := worker.get("loop_lag_ms_p99")) is not None]
+        largest = [lag for worker in workers if (lag := worker.get("loop_lag_ms_max")) is not None]
+        if largest:
+            self.loop_lag_ms_max = max([*largest, self.loop_lag_ms_max or 0.0])
+
+    def _take_redis(self, redis: dict[str, Any]) -> None:
+        if isinstance(used := redis.get("used_bytes"), int):
+            self.redis_peak_bytes = max(self.redis_peak_bytes or 0, used)
+        self.redis.look(_usages([redis.get("pid")]))
+
+
+class Watch:
+    """Looks from `start` until `stop`; owns its tasks and its HTTP session."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.observations = Observations()
+        self._deployment = deployment
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        # A connection per request: with SO_REUSEPORT that is what reaches every worker.
+        connector = aiohttp.TCPConnector(force_close=True)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT)
+        await self._look()
+        self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self._probe_health())]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._look()
+            await self._session.close()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        if (admin := self._deployment.admin_url) and (status := await self._get_json(f"{admin}/status")):
+            self.observations.take_status(status)
+        if (simulator := self._deployment.simulator_url) and (stats := await self._get_json(f"{simulator}/_sim/stats")):
+            self.observations.take_stats(stats)
+
+    async def _probe_health(self) -> None:
+        url = f"{self._deployment.url}/api/v1/healthz"
+        while True:
+            started_s = time.perf_counter()
+            if await self._get_json(url) is None:
+                self.observations.healthz_failures += 1
+            else:
+                self.observations.healthz_ms.append((time.perf_counter() - started_s) * 1e3)
+            await asyncio.sleep(_HEALTHZ_S)
+
+    async def _get_json(self, url: str) -> dict[str, Any] | None:
+        assert self._session is not None
+        try:
+            async with self._session.get(url) as response:
+                body = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
+        return body if response.status == 200 and isinstance(body, dict) else None
+
+
+def _usages(pids: Any) -> dict[int, ProcessUsage]:
+    return {pid: usage for pid in pids if isinstance(pid, int) and (usage := procfs.usage(pid)) is not None}
