@@ -239,14 +239,21 @@ class SdkClient:
     async def _set_up(self, endpoint: Endpoint, body: bytes) -> Reply:
         streak = Streak()
         while True:
-            reply = await self._exchange(self._session_pool, endpoint, endpoint.request(body))
+            reply, words = await self._try_set_up(endpoint, body)
             reaction, streak = on_setup(event_of(reply), streak)
             if reaction.act is Act.ACCEPT and reply is not None:
                 return reply
             if reaction.act is Act.FATAL:
-                status = "nothing" if reply is None else reply.status
-                raise SetupFailed(f"the gateway answered {endpoint.name} with {status}: {detail_of(reply)}")
+                raise SetupFailed(f"the gateway answered {endpoint.name} with {words}")
             await asyncio.sleep(reaction.delay_s)
+
+    async def _try_set_up(self, endpoint: Endpoint, body: bytes) -> tuple[Reply | None, str]:
+        """The reply, and what it says for a person."""
+        try:
+            reply = await self._session_pool.send(endpoint.request(body), endpoint.read_timeout_s)
+        except NoReply as error:
+            return None, f"nothing: {error}"
+        return reply, f"{reply.status}: {detail_of(reply)}"
 
     async def _exchange(self, pool: ConnectionPool, endpoint: Endpoint, request: bytes) -> Reply | None:
         try:

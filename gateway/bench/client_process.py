@@ -16,7 +16,7 @@ from gateway.bench.client import SdkClient, SetupFailed
 from gateway.bench.messages import Plan, Progress, Ready, Report, Trouble
 from gateway.bench.tally import Tally
 from gateway.bench.transport import parse_target
-from gateway.bench.verification import ShapeVerifier, SimulatorVerifier
+from gateway.bench.verification import ResultVerifier, simulator_oracle
 from shared.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ async def _serve_driver() -> None:
     lines = await _standard_input()
     plan = messages.decode_for_client(await lines.readline())
     assert isinstance(plan, Plan)
-    work = asyncio.create_task(_work(plan, lines))
     try:
-        await work
+        await _work(plan, lines)
     except SetupFailed as error:
         _say(Trouble(str(error)))
 
@@ -44,22 +43,32 @@ async def _serve_driver() -> None:
 async def _work(plan: Plan, lines: asyncio.StreamReader) -> None:
     tally = Tally()
     client = _client(plan, tally)
-    await client.open()
-    _say(Ready(client.uses_session_poll))
-    if not await lines.readline():
-        return
-    _calm_collector()
-    started_s = time.process_time()
-    run = asyncio.create_task(client.run(iter(range(plan.first, plan.samples, plan.step)), plan.concurrency))
-    helpers = [asyncio.create_task(_progress(tally)), asyncio.create_task(_stop_at_end(lines, run))]
     try:
-        await run
-        _say(_report(client, tally, time.process_time() - started_s))
+        await client.open()
+        _say(Ready(client.uses_session_poll))
+        if await lines.readline():
+            await _load(plan, client, tally, lines)
     finally:
         client.close()
-        for task in helpers:
-            task.cancel()
-        await asyncio.gather(*helpers, return_exceptions=True)
+
+
+async def _load(plan: Plan, client: SdkClient, tally: Tally, lines: asyncio.StreamReader) -> None:
+    _calm_collector()
+    cpu_s = time.process_time()
+    run = asyncio.create_task(client.run(iter(range(plan.first, plan.samples, plan.step)), plan.concurrency))
+    beside = [
+        asyncio.create_task(_progress(tally)),
+        asyncio.create_task(_cancel_at_end(lines, run)),
+        asyncio.create_task(_cancel_when_stuck(tally, plan.stuck_after_s, run)),
+    ]
+    # A run that was cut short reports too: what is missing from it is lost.
+    await asyncio.wait([run])
+    for task in beside:
+        task.cancel()
+    await asyncio.gather(*beside, return_exceptions=True)
+    if not run.cancelled():
+        run.result()
+    _say(_report(client, tally, time.process_time() - cpu_s))
 
 
 def _client(plan: Plan, tally: Tally) -> SdkClient:
@@ -67,7 +76,7 @@ def _client(plan: Plan, tally: Tally) -> SdkClient:
         parse_target(plan.url, plan.source_ip),
         plan.api_key,
         plan.workload,
-        SimulatorVerifier(plan.workload) if plan.verify else ShapeVerifier(plan.workload),
+        ResultVerifier(plan.workload, simulator_oracle(plan.workload) if plan.verify else None),
         tally,
         SystemClock(),
         session_poll=plan.session_poll,
@@ -87,8 +96,17 @@ async def _progress(tally: Tally) -> None:
         await asyncio.sleep(_PROGRESS_S)
 
 
-async def _stop_at_end(lines: asyncio.StreamReader, run: asyncio.Task[None]) -> None:
+async def _cancel_at_end(lines: asyncio.StreamReader, run: asyncio.Task[None]) -> None:
     await lines.read()
+    run.cancel()
+
+
+async def _cancel_when_stuck(tally: Tally, after_s: float, run: asyncio.Task[None]) -> None:
+    """The SDK waits two hours without progress; a bench run must end in a shift."""
+    ended = -1
+    while tally.ended != ended:
+        ended = tally.ended
+        await asyncio.sleep(after_s)
     run.cancel()
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # The whole of 127.0.0.0/8 is ours to come from; one address per client process keeps their ports apart.
 _SOURCE_BASE: Final = ipaddress.IPv4Address("127.0.1.1")
 _STOP_S: Final = 5.0
+# Two polls of 45 s and a back-off of 30 s may pass without an end in a gateway that is well.
+_STUCK_S: Final = 180.0
 
 T = TypeVar("T")
 
@@ -85,6 +87,7 @@ def make_plans(scenario: Scenario, url: str, model: str, api_key: str, *, verify
             step=scenario.client_processes,
             samples=scenario.samples,
             concurrency=concurrency,
+            stuck_after_s=_STUCK_S + 10 * scenario.gen_seconds,
         )
         for number, concurrency in enumerate(concurrencies)
     ]

@@ -14,7 +14,10 @@ from gateway.bench.workload import Workload
 
 
 class Plan(msgspec.Struct, tag="plan", frozen=True, kw_only=True):
-    """One client process's share: samples `first`, `first + step`, ... below `samples`."""
+    """One client process's share: samples `first`, `first + step`, ... below `samples`.
+
+    `stuck_after_s`: without one sample ending for so long, the run ends.
+    """
 
     url: str
     source_ip: str | None
@@ -26,6 +29,7 @@ class Plan(msgspec.Struct, tag="plan", frozen=True, kw_only=True):
     step: int
     samples: int
     concurrency: int
+    stuck_after_s: float
 
 
 class Go(msgspec.Struct, tag="go", frozen=True):

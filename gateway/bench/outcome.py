@@ -100,13 +100,11 @@ def _lag(seen: Observations) -> Tail | None:
 
 
 def _redis(seen: Observations, completed: int) -> Redis:
-    told = _grown(seen.first_status, seen.last_status, "redis", "cpu_seconds")
-    measured = seen.redis.cpu_seconds
     return Redis(
-        cpu_seconds=measured if measured is not None else told,
+        cpu_seconds=seen.redis.cpu_seconds,
         peak_bytes=seen.redis_peak_bytes,
         commands_per_sample=report.per(
-            _grown(seen.first_status, seen.last_status, "redis", "commands_processed"), completed
+            _grown(seen.first_status, seen.last_status, "counters", "store_commands"), completed
         ),
         description=_describe(seen.last_status),
     )

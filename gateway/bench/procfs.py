@@ -6,9 +6,12 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.bench.report import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _PROC: Final = Path("/proc")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -17,6 +20,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _UTIME_FIELD: Final = 11
 _STIME_FIELD: Final = 12
 _STATM_RESIDENT_FIELD: Final = 1
+_COMM_CHARS: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,23 @@ def usage(pid: int) -> ProcessUsage | None:
     except OSError:
         return None
     return ProcessUsage(cpu_seconds(stat), resident_bytes(statm), fds)
+
+
+def children_named(pid: int, names: Collection[str]) -> list[int]:
+    """The child processes of `pid` whose command has one of `names` (15 characters are kept of it)."""
+    try:
+        children = [int(child) for child in (_PROC / str(pid) / "task" / str(pid) / "children").read_text().split()]
+    except OSError:
+        return []
+    wanted = {name[:_COMM_CHARS] for name in names}
+    return [child for child in children if _command(child) in wanted]
+
+
+def _command(pid: int) -> str | None:
+    try:
+        return (_PROC / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return None
 
 
 def cpu_seconds(stat: str) -> float:

@@ -43,7 +43,8 @@ class SessionPoller:
             return self._ended
         if (early := self._early.pop(request_id, None)) is not None:
             return early
-        future = self._awaited[request_id] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Completion | Broken] = asyncio.get_running_loop().create_future()
+        self._awaited[request_id] = future
         self._wanted.set()
         try:
             return await future

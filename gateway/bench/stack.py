@@ -35,6 +35,7 @@ class Deployment:
     url: str
     admin_url: str | None = None
     simulator_url: str | None = None
+    gateway_pid: int | None = None
 
 
 @asynccontextmanager
@@ -49,7 +50,7 @@ async def running_stack(scenario: Scenario) -> AsyncIterator[Deployment]:
         gateway = Child("the gateway", gateway_command(scenario, simulator_url, run_dir))
         children.append(gateway)
         line = await gateway.start(_START_S)
-        yield Deployment(_url_in(line, gateway.name), admin_url_in(line), simulator_url)
+        yield Deployment(_url_in(line, gateway.name), admin_url_in(line), simulator_url, gateway.pid)
     finally:
         await asyncio.shield(_stop_all(children, run_dir))
 

@@ -75,3 +75,12 @@ def first_difference(got: npt.NDArray[np.generic], expected: npt.NDArray[np.gene
 
 def _wrong(kind: str, detail: str) -> Broken:
     return Broken(kind, detail, wrong=True)
+
+
+def simulator_oracle(workload: Workload) -> Oracle:
+    """What the simulated vLLM answers: choice i of a sample is drawn with its seed + i, as in vLLM."""
+
+    def oracle(wanted: Sample, choice: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        return sampled(workload.model, wanted.prompt, wanted.seed + choice, workload.max_tokens)
+
+    return oracle

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gateway.bench.procfs import ProcessUsage
     from gateway.bench.stack import Deployment
 
+# What the embedded server's process may be called.
+_REDIS_SERVERS: Final = ("valkey-server", "redis-server")
 _LOOK_S: Final = 0.5
 _HEALTHZ_S: Final = 0.05
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
@@ -77,15 +79,18 @@ class Observations:
     last_stats: dict[str, Any] | None = None
 
     def take_status(self, status: dict[str, Any]) -> None:
-        self.first_status = self.first_status or status
+        self.first_status = status if self.first_status is None else self.first_status
         self.last_status = status
         workers = status.get("workers") or []
         self.workers.look(_usages(worker.get("pid") for worker in workers))
         self._take_lag(workers)
         self._take_redis(status.get("redis") or {})
 
+    def take_redis_processes(self, pids: list[int]) -> None:
+        self.redis.look(_usages(pids))
+
     def take_stats(self, stats: dict[str, Any]) -> None:
-        self.first_stats = self.first_stats or stats
+        self.first_stats = stats if self.first_stats is None else self.first_stats
         self.last_stats = stats
 
     def _take_lag(self, workers: list[dict[str, Any]]) -> None:
@@ -97,7 +102,6 @@ class Observations:
     def _take_redis(self, redis: dict[str, Any]) -> None:
         if isinstance(used := redis.get("used_bytes"), int):
             self.redis_peak_bytes = max(self.redis_peak_bytes or 0, used)
-        self.redis.look(_usages([redis.get("pid")]))
 
 
 class Watch:
@@ -132,6 +136,8 @@ class Watch:
     async def _look(self) -> None:
         if (admin := self._deployment.admin_url) and (status := await self._get_json(f"{admin}/status")):
             self.observations.take_status(status)
+        if (pid := self._deployment.gateway_pid) is not None:
+            self.observations.take_redis_processes(procfs.children_named(pid, _REDIS_SERVERS))
         if (simulator := self._deployment.simulator_url) and (stats := await self._get_json(f"{simulator}/_sim/stats")):
             self.observations.take_stats(stats)
 

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvloop
 from aiohttp import web
 
 from gateway.bench import client as client_module
@@ -60,6 +61,11 @@ async def test_every_sample_comes_back_checked() -> None:
     assert (tally.completed, tally.failed, tally.wrong, tally.resubmitted) == (50, 0, 0, 0)
     assert len(tally.latency_s) == len(tally.submit_s) == 50
     assert not client.uses_session_poll
+
+
+def test_the_same_on_the_loop_that_client_processes_run_on() -> None:
+    tally, _ = uvloop.run(load(Stub(), 50, source_ip="127.0.1.9", abandon_polls=0.5, duplicates=0.5))
+    assert (tally.completed, tally.failed) == (50, 0)
 
 
 async def test_never_more_than_four_hundred_submissions_are_open() -> None:

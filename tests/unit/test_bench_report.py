@@ -1,0 +1,169 @@
+"""The arithmetic of the report, and when a run counts as failed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from gateway.bench import messages, report
+from gateway.bench.outcome import RunFacts, build_report, duplicates
+from gateway.bench.procfs import ProcessUsage
+from gateway.bench.report import Report, Simulator, exit_code, verdicts
+from gateway.bench.scenario import Scenario
+from gateway.bench.table import rows, verdict_line
+from gateway.bench.watch import Observations
+
+
+def client(**values: Any) -> messages.Report:
+    fields: dict[str, Any] = {field.name: 0 for field in msgspec.structs.fields(messages.Report)}
+    fields |= {"failures": {}, "examples": [], "submit_s": b"", "latency_s": b"", "cpu_seconds": 0.0}
+    return messages.Report(**(fields | values))
+
+
+def made(
+    *clients: messages.Report, samples: int = 10, seen: Observations | None = None, seconds: float = 2.0
+) -> Report:
+    facts = RunFacts(Scenario(samples=samples), clients, seconds, session_poll=False, verified=True, model="m")
+    return build_report(facts, seen or Observations())
+
+
+def stats(executions: int, **values: Any) -> dict[str, Any]:
+    return {
+        "executions": executions,
+        "peak_in_flight": 9,
+        "aborted": 0,
+        "by_source_ip": {},
+        "by_request_id": 0,
+    } | values
+
+
+def test_a_clean_run_is_zero() -> None:
+    seen = Observations(first_stats=stats(2), last_stats=stats(12))
+    clean = made(client(completed=10), seen=seen)
+    assert verdicts(clean) == []
+    assert exit_code(clean) == 0
+    assert verdict_line(clean).startswith("OK")
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({"completed": 9}, "1 samples neither ended nor failed"),
+        ({"completed": 9, "failed": 1}, "1 samples failed"),
+        ({"completed": 9, "failed": 1, "wrong": 1}, "1 samples got something that is not their result"),
+        ({"completed": 11}, "-1 samples neither ended nor failed"),
+    ],
+)
+def test_lost_failed_and_wrong_samples_are_one(counts: dict[str, int], words: str) -> None:
+    bad = made(client(**counts))
+    assert verdicts(bad) == [words]
+    assert exit_code(bad) == 1
+    assert words in verdict_line(bad)
+
+
+def test_cancelled_samples_are_not_lost() -> None:
+    assert exit_code(made(client(completed=7, cancelled=3))) == 0
+
+
+def test_one_execution_too_many_is_one() -> None:
+    counts = client(completed=10, resubmitted=2)
+    assert exit_code(made(counts, seen=Observations(first_stats=stats(0), last_stats=stats(12)))) == 0
+    assert exit_code(made(counts, seen=Observations(first_stats=stats(0), last_stats=stats(13)))) == 1
+
+
+def test_the_gateways_own_reexecutions_are_allowed_for() -> None:
+    seen = Observations(
+        first_status={"samples": {"reexecutions": 5}},
+        last_status={"samples": {"reexecutions": 8}},
+        first_stats=stats(0),
+        last_stats=stats(13),
+    )
+    run = made(client(completed=10), seen=seen)
+    assert run.gateway.reexecutions == 3
+    assert exit_code(run) == 0
+
+
+def test_an_attempt_that_reached_the_upstream_twice_is_one() -> None:
+    seen = Observations(first_stats=stats(0), last_stats=stats(10, by_request_id={"a-a0": 2, "b-a0": 1}))
+    assert exit_code(made(client(completed=10), seen=seen)) == 1
+    assert duplicates({"a": 3, "b": 1}) == 2
+    assert duplicates(4) == 4
+    assert duplicates(None) == 0
+
+
+def test_clients_are_added_up() -> None:
+    parts = [np.array([1, 2], "<f4").tobytes(), np.array([3], "<f4").tobytes()]
+    run = made(
+        client(completed=2, failed=1, failures={"a": 1}, latency_s=parts[0], cpu_seconds=0.5, heartbeat_max_s=0.2),
+        client(completed=1, failed=6, failures={"a": 2, "b": 4}, latency_s=parts[1], cpu_seconds=1.0),
+    )
+    assert (run.samples.completed, run.samples.failed, run.samples.lost) == (3, 7, 0)
+    assert list(run.failures.items()) == [("b", 4), ("a", 3)]
+    assert run.latency_s is not None
+    assert (run.latency_s.p50, run.latency_s.max) == (2.0, 3.0)
+    assert run.samples_per_second == 1.5
+    assert run.client.cpu_ms_per_sample == 500.0
+    assert run.client.heartbeat_max_s == 0.2
+
+
+def test_nothing_measured_is_null_and_not_zero() -> None:
+    run = made(client(completed=10))
+    told = json.loads(report.to_json(run))
+    assert told["gateway"]["cpu_seconds"] is None
+    assert told["gateway"]["cpu_ms_per_sample"] is None
+    assert told["latency_s"] is None
+    assert told["simulator"] is None
+    assert told["redis"] == {"cpu_seconds": None, "peak_bytes": None, "commands_per_sample": None, "description": None}
+
+
+def test_the_json_has_every_name_of_the_interface() -> None:
+    seen = Observations(first_stats=stats(0), last_stats=stats(10), healthz_ms=[1.0])
+    seen.workers.look({1: ProcessUsage(1.0, 10, 3)})
+    told = json.loads(report.to_json(made(client(completed=10), seen=seen)))
+    assert set(told) >= {
+        *("samples", "failures", "seconds", "samples_per_second", "submit_latency_s", "latency_s", "gateway"),
+        *("redis", "simulator", "chaos", "machine", "versions", "config"),
+    }
+    assert set(told["samples"]) >= {"requested", "completed", "failed", "wrong", "resubmitted"}
+    assert set(told["gateway"]) >= {
+        *("cpu_seconds", "cpu_ms_per_sample", "peak_rss_bytes", "peak_rss_bytes_per_worker", "peak_fds"),
+        *("healthz_ms", "loop_lag_ms"),
+    }
+    assert set(told["gateway"]["healthz_ms"]) == {"p50", "p99", "max"}
+    assert set(told["redis"]) >= {"cpu_seconds", "peak_bytes", "commands_per_sample"}
+    assert set(told["simulator"]) >= {"executions", "peak_in_flight", "aborted", "duplicate_request_ids"}
+    assert set(told["machine"]) == {"cpus", "memory_bytes", "kernel", "python"}
+
+
+def test_the_table_leaves_out_what_was_not_measured() -> None:
+    bare = dict(rows(made(client(completed=10))))
+    assert "workers" not in bare
+    assert "source IPs" not in bare
+    seen = Observations(first_stats=stats(0), last_stats=stats(10, by_source_ip={"127.0.2.1": 6, "127.0.2.2": 4}))
+    seen.workers.look({1: ProcessUsage(1.0, 50 * 1024 * 1024, 3)})
+    seen.workers.look({1: ProcessUsage(1.5, 60 * 1024 * 1024, 3)})
+    full = dict(rows(made(client(completed=10), seen=seen)))
+    assert full["workers"] == "1 processes, 0.50 s CPU, 50.00 ms per sample"
+    assert full["memory"] == "workers 60 MiB, largest worker 60 MiB at most"
+    assert full["source IPs"] == "127.0.2.1 (6), 127.0.2.2 (4)"
+
+
+def test_quantiles_of_nothing_are_nothing() -> None:
+    assert report.quantiles(np.array([], np.float32)) is None
+    assert report.tail([]) is None
+    assert report.per(1.0, 0) is None
+    assert report.per(None, 3) is None
+    assert report.rate(5, 0.0) > 0
+
+
+def test_a_simulator_keeps_its_source_addresses_of_this_run_only() -> None:
+    seen = Observations(
+        first_stats=stats(0, by_source_ip={"127.0.2.1": 3}), last_stats=stats(10, by_source_ip={"127.0.2.1": 13})
+    )
+    simulator = made(client(completed=10), seen=seen).simulator
+    assert isinstance(simulator, Simulator)
+    assert simulator.by_source_ip == {"127.0.2.1": 10}

@@ -1,0 +1,89 @@
+"""Flags over presets over defaults, and what makes no run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.bench.driver import make_plans, source_ip, total_progress
+from gateway.bench.messages import Progress
+from gateway.bench.scenario import PRESETS, Scenario, resolve, shares
+from gateway.bench.stack import admin_url_in, gateway_command, simulator_command
+from shared.core.errors import ConfigError
+
+
+def test_a_flag_wins_over_the_preset_and_the_preset_over_the_default() -> None:
+    scenario = resolve("queue", {"samples": 100})
+    assert (scenario.samples, scenario.max_num_seqs, scenario.workers) == (100, 2_048, Scenario().workers)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_preset_makes_a_run(preset: str) -> None:
+    scenario = resolve(preset, {"seed": 1})
+    assert scenario.concurrency <= scenario.samples
+
+
+def test_few_samples_are_all_in_flight_at_once() -> None:
+    assert resolve(None, {"samples": 5}).concurrency == 5
+    assert resolve(None, {"samples": 50_000}).concurrency == 2_048
+
+
+def test_no_more_client_processes_than_samples_in_flight() -> None:
+    assert resolve(None, {"samples": 2, "client_processes": 8}).client_processes == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"samples": 0}, "--samples 0"),
+        ({"abandon_polls": 1.5}, "--abandon-polls 1.5"),
+        ({"cancel": -0.1}, "--cancel -0.1"),
+        ({"gen_seconds": -1.0}, "--gen-seconds -1.0"),
+    ],
+)
+def test_a_value_that_makes_no_run_is_named(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve(None, given)
+
+
+def test_shares_add_up() -> None:
+    assert shares(10, 3) == [4, 3, 3]
+    assert shares(2, 2) == [1, 1]
+
+
+def test_plans_share_the_samples_out_and_come_from_addresses_of_their_own() -> None:
+    scenario = resolve(None, {"samples": 10, "client_processes": 3, "concurrency": 5})
+    plans = make_plans(scenario, "http://127.0.0.1:8000", "m", "tml-x", verify=True)
+    indices = [index for plan in plans for index in range(plan.first, plan.samples, plan.step)]
+    assert sorted(indices) == list(range(10))
+    assert [plan.concurrency for plan in plans] == [2, 2, 1]
+    assert [plan.source_ip for plan in plans] == ["127.0.1.1", "127.0.1.2", "127.0.1.3"]
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.5:8000", "http://[::1]:8000", "http://gateway.internal"])
+def test_no_loopback_source_where_the_gateway_is_elsewhere(url: str) -> None:
+    assert source_ip(url, 0) is None
+
+
+def test_progress_is_summed() -> None:
+    assert total_progress([Progress(1, 2, 3, 4, 5), Progress(10, 20, 30, 40, 50)]) == Progress(11, 22, 33, 44, 55)
+
+
+def test_commands_pass_on_what_the_scenario_says() -> None:
+    scenario = resolve(None, {"max_num_seqs": 64, "source_ips": "127.0.2.1", "workers": 3, "vllm_mode": "instant"})
+    simulator, gateway = simulator_command(scenario), gateway_command(scenario, "http://127.0.0.1:1", Path("/r"))
+    assert simulator[simulator.index("--mode") + 1] == "instant"
+    assert simulator[simulator.index("--max-num-seqs") + 1] == "64"
+    assert gateway[gateway.index("--upstream") + 1] == "http://127.0.0.1:1"
+    assert gateway[gateway.index("--source-ips") + 1] == "127.0.2.1"
+    assert gateway[gateway.index("--workers") + 1] == "3"
+
+
+def test_the_admin_address_is_found_in_the_ready_line() -> None:
+    line = (
+        "gateway: http://127.0.0.1:8000, 2 workers, results in redis; admin http://127.0.0.1:8001/; TINKER_BASE_URL=x"
+    )
+    assert admin_url_in(line) == "http://127.0.0.1:8001"
+    assert admin_url_in("http://127.0.0.1:8000 only") is None
