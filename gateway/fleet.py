@@ -283,6 +283,8 @@ class Fleet:
 
     def _roll_failed(self, slot: Slot) -> list[Action]:
         slot.successor = None
+        if self._halting is not None:
+            return []
         self._to_roll.clear()
         return [Note("a new worker died before it was ready: the roll is given up, the old ones go on", slot.number)]
 

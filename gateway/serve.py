@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 from gateway.addresses import url_host
 from gateway.backing import RedisBacking
 from gateway.listeners import open_listeners, open_single
+from gateway.logprobs_watch import watch_logprobs
 from gateway.machine import check_libraries, check_source_ips, memory_bytes, raise_fd_limit
 from gateway.run_dir import open_run_dir
 from gateway.supervisor import Means, Supervisor, new_instance
 from shared.log import configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from gateway.backing import Backing
@@ -42,6 +43,7 @@ async def serve(
     *,
     worker_command: Sequence[str] = WORKER_COMMAND,
     make_backing: Callable[[Settings, Path], Backing] | None = None,
+    watch_logprobs: Callable[[Settings, dict[str, bool | None]], Awaitable[None]] = watch_logprobs,
 ) -> int:
     """Open everything, supervise, close everything. Tests hand in another worker and another backing."""
     check_libraries()
@@ -71,6 +73,7 @@ async def serve(
                 worker_command=worker_command,
                 reread=reread,
                 new_instance=new_instance,
+                watch_logprobs=watch_logprobs,
                 on_ready=lambda: _print_line(ready_line(settings, public_url, admin_url, backing.description)),
             ),
         )

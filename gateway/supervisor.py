@@ -29,7 +29,7 @@ from shared.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from gateway.backing import Backing
     from gateway.listeners import Listeners
@@ -59,6 +59,7 @@ class Means:
     reread: Callable[[], Settings]
     new_instance: Callable[[], str]
     on_ready: Callable[[], None]
+    watch_logprobs: Callable[[Settings, dict[str, bool | None]], Awaitable[None]]
 
 
 class Supervisor:
@@ -68,6 +69,7 @@ class Supervisor:
         self.settings = settings
         self.logprobs_scale: dict[str, bool | None] = dict.fromkeys(settings.upstreams)
         self._means = means
+        self._announced = asyncio.Event()
         self._fleet = fleets.Fleet(
             settings.workers,
             drain_timeout_s=settings.drain_timeout_s,
@@ -86,7 +88,7 @@ class Supervisor:
             fleets.Abort: lambda action: self._signal(action.serial, signal.SIGABRT),
             fleets.Kill: lambda action: self._signal(action.serial, signal.SIGKILL),
             fleets.Steer: lambda action: self._means.listeners.steer(action.slots),
-            fleets.Announce: lambda action: self._means.on_ready(),
+            fleets.Announce: self._announce,
             fleets.Halt: self._stop,
             fleets.Note: _note,
         }
@@ -97,7 +99,11 @@ class Supervisor:
         """Until the fleet halts. Every worker has ended by then, and the dead ones' samples are given up."""
         self._install_signals()
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(self._tick()), group.create_task(self._means.backing.watch())]
+            background = [
+                group.create_task(self._tick()),
+                group.create_task(_guarded(self._means.backing.watch())),
+                group.create_task(_guarded(self._watch_logprobs())),
+            ]
             serving = group.create_task(self._admin.run_on(self._means.admin_socket))
             halt = await self._obey()
             await self._finish_reaping()
@@ -207,6 +213,14 @@ class Supervisor:
         if process := self._processes.get(serial):
             process.kill(number)
 
+    def _announce(self, action: fleets.Announce) -> None:
+        self._means.on_ready()
+        self._announced.set()
+
+    async def _watch_logprobs(self) -> None:
+        await self._announced.wait()
+        await self._means.watch_logprobs(self.settings, self.logprobs_scale)
+
     def _stop(self, halt: fleets.Halt) -> None:
         self._halt = halt
 
@@ -299,6 +313,14 @@ _FIXED_AT_START: Final = (
     "admin_key",
     "run_dir",
 )
+
+
+async def _guarded(work: Awaitable[None]) -> None:
+    """A task that only informs must not end the gateway when it fails."""
+    try:
+        await work
+    except Exception:
+        log.exception("a background task failed; the gateway goes on without it")
 
 
 def roll_deadline_s(settings: Settings) -> float:

@@ -54,7 +54,8 @@ def redacted(url: str) -> str:
     userinfo, at, host = parts.netloc.rpartition("@")
     if at and ":" in userinfo:
         userinfo = userinfo.partition(":")[0] + ":***"
-    return urlunsplit((parts.scheme, f"{userinfo}{at}{host}", parts.path, query, parts.fragment))
+    # Not `urlunsplit`: it drops the slashes of unix:///path.
+    return f"{parts.scheme}://{userinfo}{at}{host}{parts.path}" + (f"?{query}" if query else "")
 
 
 def _redacted_parameter(item: str) -> str:

@@ -105,7 +105,7 @@ def _joint_state(states: Iterable[str]) -> str:
 def readiness(view: View) -> tuple[bool, dict[str, Any]]:
     """Ready when Redis answers and a worker serves that has an upstream which is not down."""
     serving = [slot.status for slot in view.slots if slot.state == "ready" and slot.status is not None]
-    reachable = any(upstream.state == "up" for status in serving for upstream in status.upstreams)
+    reachable = any(upstream.state != "resting" for status in serving for upstream in status.upstreams)
     reasons = []
     if view.redis is None:
         reasons.append("Redis does not answer")

@@ -1,17 +1,17 @@
-"""`gateway serve` with fake workers and no Redis: the program that the supervisor's tests start as a process of its own.
+"""`gateway serve` with fake workers and no Redis: what the supervisor's tests start as a process of its own.
 
-It takes serve's flags. Owners that are reaped are written to the file named by SUPERVISED_REAPED, one a line.
+It takes serve's flags, and logs which owners it reaps.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway import cli
+from gateway import cli, fleet
 from gateway import serve as server
 from shared.log import configure_logging
 from shared.store.base import StoreInfo
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shared.config import Settings
+
+log = logging.getLogger("supervised")
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 
@@ -37,9 +39,7 @@ class NoBacking:
         await asyncio.Event().wait()
 
     async def reap(self, owner: str) -> int:
-        if path := os.environ.get("SUPERVISED_REAPED"):
-            with Path(path).open("a") as file:
-                file.write(owner + "\n")
+        log.info("reaped", extra={"owner": owner})
         return 1
 
     async def close(self) -> None:
@@ -52,5 +52,8 @@ def run(settings: Settings, reread: Callable[[], Settings]) -> int:
 
 
 if __name__ == "__main__":
+    # Scaled down: the fake worker reports ten times as often as a real one.
+    fleet.HUNG_AFTER_S = 2.0  # type: ignore[misc]
+    fleet.DRAIN_GRACE_S = 0.5  # type: ignore[misc]
     server.run = run
     cli.main()

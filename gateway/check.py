@@ -1,0 +1,196 @@
+"""`gateway check`: everything that serve would need, tried, and what to do about what is missing.
+
+The findings are made by small functions from what was measured; the measuring is in `check_command.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from gateway.backing import policy_refusal
+from gateway.quantities import human_bytes
+from shared.core.ports import connection_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.upstream_probe import OfferedModel
+    from shared.config import Settings
+    from shared.store.base import StoreInfo
+
+
+class Verdict(Enum):
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`advice`: what to do; empty when all is well."""
+
+    subject: str
+    verdict: Verdict
+    detail: str
+    advice: str = ""
+
+
+# Per worker: its listener, channel, Redis connections, libraries' own; the rest is for clients and upstreams.
+_FDS_FOR_ITSELF: Final = 64
+# A worker that cannot hold this many connections will not carry a usual rollout.
+_FEW_FDS: Final = 4096
+_LITTLE_REDIS_MEMORY_BYTES: Final = 256 << 20
+
+
+def ok(subject: str, detail: str) -> Finding:
+    return Finding(subject, Verdict.OK, detail)
+
+
+def warning(subject: str, detail: str, advice: str) -> Finding:
+    return Finding(subject, Verdict.WARNING, detail, advice)
+
+
+def failure(subject: str, detail: str, advice: str) -> Finding:
+    return Finding(subject, Verdict.FAILURE, detail, advice)
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """1 when serve would not work."""
+    return int(any(finding.verdict is Verdict.FAILURE for finding in findings))
+
+
+def file_descriptors(hard_limit: int) -> Finding:
+    free = hard_limit - _FDS_FOR_ITSELF
+    detail = f"{hard_limit} per process: about {free} connections of clients and upstreams per worker"
+    if free < _FEW_FDS:
+        return warning("file descriptors", detail, "raise the hard limit: LimitNOFILE= of systemd, ulimits: of compose")
+    return ok("file descriptors", detail)
+
+
+def backlog(wanted: int, somaxconn: int | None) -> Finding:
+    if somaxconn is None:
+        return ok("listen backlog", f"{wanted}; the kernel does not tell its limit")
+    if wanted > somaxconn:
+        return warning(
+            "listen backlog",
+            f"--backlog {wanted} is cut to {somaxconn}: that many connections may queue for one worker",
+            f"sysctl -w net.core.somaxconn={wanted}",
+        )
+    return ok("listen backlog", f"{wanted}")
+
+
+def source_ip(address: str, refusal: str | None, connections: int) -> Finding:
+    if refusal is not None:
+        return failure(
+            f"source IP {address}",
+            f"cannot be bound: {refusal}",
+            f"ip address add {address}/32 dev lo (or a network interface), or take it out of --source-ips",
+        )
+    return ok(f"source IP {address}", f"{connections} upstream connections for each worker on it")
+
+
+def connections_per_worker(settings: Settings, ports: tuple[int, int], address_index: int = 0) -> int:
+    """What `--max-connections auto` gives the workers of the address; all workers share one when there is no list."""
+    addresses = max(len(settings.source_ips), 1)
+    sharing = len(range(address_index, settings.workers, addresses))
+    return connection_limit(ports, len(settings.upstreams), sharing)
+
+
+def connection_room(settings: Settings, ports: tuple[int, int]) -> Finding:
+    total = sum(
+        connections_per_worker(settings, ports, slot % max(len(settings.source_ips), 1))
+        for slot in range(settings.workers)
+    )
+    wanted = settings.workers * settings.max_in_flight
+    detail = f"{total} upstream connections at once from ports {ports[0]}-{ports[1]}, for at most {wanted} samples"
+    if settings.max_connections is not None:
+        detail += f"; --max-connections {settings.max_connections or 'none'} decides"
+    if total < wanted and settings.max_connections is None:
+        return warning(
+            "ephemeral ports",
+            detail + "; samples above that wait",
+            'more --source-ips, or sysctl -w net.ipv4.ip_local_port_range="1024 65535"',
+        )
+    return ok("ephemeral ports", detail)
+
+
+def redis(info: StoreInfo, where: str) -> list[Finding]:
+    found = [ok("Redis", f"{where}: {info.mode}, version {info.version}")]
+    if (refusal := policy_refusal(info)) is not None:
+        found.append(failure("Redis eviction", refusal, "CONFIG SET maxmemory-policy noeviction, and in its file"))
+    else:
+        found.append(ok("Redis eviction", info.policy or "none"))
+    return [*found, _redis_memory(info)]
+
+
+def _redis_memory(info: StoreInfo) -> Finding:
+    used = human_bytes(info.used_bytes)
+    if info.max_bytes == 0:
+        return warning(
+            "Redis memory",
+            f"{used} used, no limit: a full machine kills Redis, and all results with it",
+            "CONFIG SET maxmemory to what the machine can spare; new samples then get 429 when it is full",
+        )
+    detail = f"{used} of {human_bytes(info.max_bytes)} used"
+    if info.max_bytes - info.used_bytes < _LITTLE_REDIS_MEMORY_BYTES:
+        return warning("Redis memory", detail, "raise maxmemory; new samples get 429 when it is full")
+    return ok("Redis memory", detail)
+
+
+def models(upstream: str, offered: Sequence[OfferedModel], wanted: Sequence[str]) -> list[Finding]:
+    names = {model.name for model in offered}
+    listed = ", ".join(
+        f"{model.name} (context {model.max_model_len or 'unknown'})" for model in offered if model.parent is None
+    )
+    found = [ok(f"upstream {upstream}", listed or "no base model")]
+    if not listed:
+        found = [failure(f"upstream {upstream}", "offers no base model", "start vLLM with a model")]
+    found += [
+        failure(f"upstream {upstream}", f"--model {name} is not offered there", f"it offers {', '.join(sorted(names))}")
+        for name in wanted
+        if name not in names
+    ]
+    return found
+
+
+def upstream_unreachable(upstream: str, reason: str) -> Finding:
+    return failure(f"upstream {upstream}", reason, "is it running, and reachable from this host and its source IPs?")
+
+
+def scaling(upstream: str, model: str, scales: bool | None) -> Finding:
+    subject = f"logprobs of {model} at {upstream}"
+    if scales is None:
+        return warning(subject, "one token did not tell whether they heed the temperature", "try again with more load")
+    if scales:
+        return ok(subject, "heed the temperature")
+    return failure(
+        subject,
+        "are raw: the same at temperature 0.5 and 1, so not those of the distribution sampled from",
+        "start vLLM with --logprobs-mode processed_logprobs",
+    )
+
+
+def libraries(missing: Sequence[str]) -> Finding:
+    if missing:
+        return failure("libraries", f"{', '.join(missing)} cannot be imported", "install the gateway again")
+    return ok("libraries", "uvloop and httptools are there")
+
+
+def protobuf(implementation: str) -> Finding:
+    if implementation != "upb":
+        return warning(
+            "protobuf",
+            f"the {implementation} implementation is in use: encoding a result is many times slower",
+            "unset PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION; install a protobuf wheel with upb",
+        )
+    return ok("protobuf", "upb")
+
+
+def access(settings: Settings) -> Finding:
+    if settings.api_keys:
+        return ok("API keys", f"{len(settings.api_keys)}: {', '.join(key.name for key in settings.api_keys[:8])}")
+    if settings.allow_anonymous:
+        return warning("API keys", "none: --allow-anonymous lets anybody in", "give --api-keys-file")
+    return ok("API keys", "none, and only this machine can connect")

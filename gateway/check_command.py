@@ -1,0 +1,137 @@
+"""`gateway check`: the measuring and the table. What a measurement means is decided in `check.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gateway import check as checks
+from gateway import listeners, machine
+from gateway.cli import SettingsCommand, settings_from, settings_options
+from gateway.serve import redis_backing
+from gateway.upstream_probe import ProbeError, offered_models, probe_scaling, session
+from shared.core.errors import StartError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from gateway.check import Finding
+    from shared.config import Settings
+
+
+@click.command(cls=SettingsCommand)
+@settings_options
+def check(**values: Any) -> int:
+    """Try everything that `gateway serve` with the same flags would need, and print a table.
+
+    Nothing is changed and nothing stays running. Each upstream is asked to sample a few single tokens. Each line says
+    ok, warning (it would start, but mind this) or failure (it would not start, or not work), and what to do.
+
+    \b
+    Exit codes:  0 no failure      1 at least one failure      2 wrong configuration
+    """
+    settings = settings_from(dict(values))
+    findings = asyncio.run(all_findings(settings))
+    _print(findings)
+    return checks.exit_code(findings)
+
+
+async def all_findings(settings: Settings) -> list[Finding]:
+    return [
+        *_machine(settings),
+        *_sockets(settings),
+        *_source_ips(settings),
+        *await _redis(settings),
+        *await _upstreams(settings),
+        checks.access(settings),
+    ]
+
+
+def _machine(settings: Settings) -> list[Finding]:
+    from google.protobuf.internal import api_implementation
+
+    return [
+        checks.libraries(machine.missing_libraries()),
+        checks.protobuf(api_implementation.Type()),
+        checks.file_descriptors(machine.raise_fd_limit()),
+        checks.backlog(settings.backlog, listeners.somaxconn()),
+    ]
+
+
+def _sockets(settings: Settings) -> list[Finding]:
+    found = []
+    for what, host, port in (
+        ("public address", settings.host, settings.port),
+        ("admin address", settings.admin_host, settings.admin_port),
+    ):
+        try:
+            listeners.open_single(host, port).close()
+        except StartError as error:
+            found.append(checks.failure(what, str(error), "a gateway that runs already holds its own ports"))
+        else:
+            found.append(checks.ok(what, f"{host} port {port or 'any'} is free"))
+    return found
+
+
+def _source_ips(settings: Settings) -> list[Finding]:
+    ports = machine.ephemeral_ports()
+    found = [
+        checks.source_ip(
+            address, machine.source_ip_refusal(address), checks.connections_per_worker(settings, ports, index)
+        )
+        for index, address in enumerate(settings.source_ips)
+    ]
+    return [*found, checks.connection_room(settings, ports)]
+
+
+async def _redis(settings: Settings) -> list[Finding]:
+    with tempfile.TemporaryDirectory(prefix="gateway-check-") as directory:
+        backing = redis_backing(settings, Path(directory))
+        try:
+            await backing.open()
+        except StartError as error:
+            return [checks.failure("Redis", str(error), "start it, or correct --redis-url; none at all embeds one")]
+        try:
+            return checks.redis(backing.info, backing.description) if backing.info is not None else []
+        finally:
+            await backing.close()
+
+
+async def _upstreams(settings: Settings) -> list[Finding]:
+    found: list[Finding] = []
+    async with session(settings.upstream_api_key) as http:
+        for upstream in settings.upstreams:
+            found += await _upstream(http, settings, upstream)
+    return found
+
+
+async def _upstream(http: aiohttp.ClientSession, settings: Settings, upstream: str) -> list[Finding]:
+    wanted = [model.upstream_name for model in settings.models]
+    try:
+        offered = await offered_models(http, upstream)
+        found = checks.models(upstream, offered, wanted)
+        bases = wanted or [model.name for model in offered if model.parent is None]
+        for model in bases:
+            found.append(checks.scaling(upstream, model, await probe_scaling(http, upstream, model)))
+    except ProbeError as error:
+        return [checks.upstream_unreachable(upstream, str(error))]
+    return found
+
+
+_STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("what", "", "found", "what to do", show_lines=False)
+    for finding in findings:
+        word = finding.verdict.value
+        table.add_row(Text(finding.subject), Text(word, _STYLES[word]), Text(finding.detail), Text(finding.advice))
+    Console().print(table)

@@ -1,0 +1,45 @@
+"""The supervisor's question to each upstream, until it is answered: do its sampled logprobs heed the temperature?"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from gateway.admin.report import RAW_LOGPROBS
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from shared.config import Settings
+
+log = logging.getLogger("gateway.logprobs")
+
+# An upstream that is loading a model takes minutes; a probe is two tokens.
+_AGAIN_S: Final = 30.0
+
+
+async def watch_logprobs(settings: Settings, known: dict[str, bool | None]) -> None:
+    """Fill `known` (upstream URL -> True, False, or None while unknown); returns when nothing is left to ask."""
+    from gateway.upstream_probe import session  # late: the HTTP client costs a start 0.3 s of CPU
+
+    async with session(settings.upstream_api_key) as http:
+        while unknown := [upstream for upstream, scales in known.items() if scales is None]:
+            for upstream in unknown:
+                known[upstream] = await _ask(http, settings, upstream)
+            await asyncio.sleep(_AGAIN_S)
+
+
+async def _ask(http: aiohttp.ClientSession, settings: Settings, upstream: str) -> bool | None:
+    from gateway.upstream_probe import ProbeError, offered_models, probe_scaling
+
+    try:
+        bases = [model.name for model in await offered_models(http, upstream) if model.parent is None]
+        names = [model.upstream_name for model in settings.models] or bases
+        scales = await probe_scaling(http, upstream, names[0]) if names else None
+    except ProbeError as error:
+        log.debug("an upstream cannot be probed yet", extra={"upstream": upstream, "reason": str(error)})
+        return None
+    if scales is False:
+        log.warning(RAW_LOGPROBS, extra={"upstream": upstream})
+    return scales

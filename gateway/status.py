@@ -1,0 +1,141 @@
+"""`gateway status`: what a running gateway's admin address tells, as tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import orjson
+
+from gateway.quantities import human_bytes
+from shared.core.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_TIMEOUT_S: Final = 5.0
+_WATCH_EVERY_S: Final = 1.0
+
+
+@click.command()
+@click.option(
+    "--admin", default="http://127.0.0.1:8001", show_default=True, metavar="URL", help="The gateway's admin address."
+)
+@click.option(
+    "--admin-key-file", metavar="PATH", help="File with the admin key, for a gateway that was started with one."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print /status as it is, for scripts.")
+@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
+def status(admin: str, admin_key_file: str | None, as_json: bool, watch: bool) -> int:
+    """Show the workers, Redis, upstreams and samples of a running gateway.
+
+    \b
+    Exit codes:  0 shown      3 no gateway answers there
+    """
+    key = _key(admin_key_file)
+
+    def fetch() -> dict[str, Any]:
+        return _fetch(admin.rstrip("/") + "/status", key)
+
+    if as_json:
+        sys.stdout.write(orjson.dumps(fetch(), option=orjson.OPT_INDENT_2).decode() + "\n")
+    elif watch:
+        _watch(fetch)
+    else:
+        _show(fetch())
+    return 0
+
+
+def _key(path: str | None) -> str | None:
+    path = path or os.environ.get("GATEWAY_ADMIN_KEY_FILE")
+    if not path:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError as error:
+        raise StartError(f"--admin-key-file: {path!r} cannot be read: {error.strerror}") from None
+
+
+def _fetch(url: str, key: str | None) -> dict[str, Any]:
+    try:
+        request = urllib.request.Request(url, headers={"X-Admin-Key": key} if key else {})
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
+            body = orjson.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        hint = "; give --admin-key-file" if error.code == 401 else ""
+        raise StartError(f"{url} answered {error.code}{hint}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise StartError(f"no gateway answers at {url}: {reason}; --admin says where to ask") from None
+    if not isinstance(body, dict):
+        raise StartError(f"{url} is not a gateway's status")
+    return body
+
+
+def _show(report: Mapping[str, Any]) -> None:
+    from rich.console import Console
+
+    Console().print(tables(report))
+
+
+def _watch(fetch: Callable[[], dict[str, Any]]) -> None:
+    from rich.live import Live
+
+    with Live(tables(fetch()), screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(_WATCH_EVERY_S)
+            live.update(tables(fetch()), refresh=True)
+
+
+def tables(report: Mapping[str, Any]) -> RenderableType:
+    """The whole of `/status` for a terminal."""
+    from rich.console import Group
+
+    gateway, redis = report["gateway"], report["redis"]
+    stopping = ", stopping" if gateway["stopping"] else ""
+    limit = human_bytes(redis["max_bytes"]) if redis["max_bytes"] else "no limit"
+    memory = f"{human_bytes(redis['used_bytes'])} of {limit}" if redis["reachable"] else "does not answer"
+    return Group(
+        f"{gateway['url']}, version {gateway['version']}, since {gateway['started_at']}{stopping}",
+        f"results in {redis['url']}: {redis['mode']} {redis['version']}, {memory}",
+        f"{report['sessions']} sessions",
+        _table("workers", [_worker_row(worker) for worker in report["workers"]]),
+        _table("upstreams", report["upstreams"]),
+        _table("samples", [report["samples"]]),
+    )
+
+
+def _worker_row(worker: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "slot": worker["slot"],
+        "pid": worker["pid"],
+        "state": worker["state"],
+        "source IP": worker["source_ip"],
+        "in flight": worker["in_flight"],
+        "in flight bytes": human_bytes(worker["in_flight_bytes"]),
+        "restarts": worker["restarts"],
+        "CPU s": f"{worker['cpu_seconds']:.1f}",
+        "memory": human_bytes(worker["rss_bytes"]),
+        "lag p99 ms": f"{worker['loop_lag_ms_p99']:.1f}",
+    }
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    for name in rows[0] if rows else ():
+        table.add_column(name.replace("_", " "))
+    for row in rows:
+        table.add_row(*(Text("-" if value is None else str(value)) for value in row.values()))
+    return table

@@ -1,0 +1,127 @@
+"""A gateway with fake workers as a process of its own, for the supervisor's tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+# Generous: two cores may run other tests at the same time.
+DEADLINE_S = 30.0
+POLL_S = 0.02
+
+T = TypeVar("T")
+
+
+def eventually(probe: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
+    """The first value of `probe` that is true."""
+    end_s = time.monotonic() + deadline_s
+    while time.monotonic() < end_s:
+        if value := probe():
+            return value
+        time.sleep(POLL_S)
+    raise AssertionError(f"never happened: {what}")
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@dataclass
+class GatewayProcess:
+    """Context manager. `worker` is the fake worker's misbehaviour, `flags` what serve is given besides."""
+
+    directory: Path
+    worker: str = "fine"
+    workers: int = 2
+    flags: tuple[str, ...] = ()
+    popen: subprocess.Popen[bytes] = field(init=False)
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "tests.integration.supervised", "serve", "--upstream", "http://127.0.0.1:1"]
+        command += ["--port", "0", "--admin-port", "0", "--workers", str(self.workers), "--log-format", "json"]
+        environ = {**os.environ, "FAKE_WORKER": self.worker, "FAKE_WORKER_DIR": str(self.directory)}
+        with (self.directory / "out").open("wb") as out, (self.directory / "err").open("wb") as err:
+            self.popen = subprocess.Popen([*command, *self.flags], stdout=out, stderr=err, cwd=ROOT, env=environ)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def exit_code(self) -> int:
+        return self.popen.wait(DEADLINE_S)
+
+    @property
+    def output(self) -> str:
+        return (self.directory / "out").read_text()
+
+    @property
+    def errors(self) -> str:
+        return (self.directory / "err").read_text()
+
+    def logged(self, message: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.errors.splitlines() if line.startswith("{") and line.endswith("}")]
+        return [line for line in lines if message in line["message"]]
+
+    def ready_line(self) -> str:
+        def line() -> str | None:
+            assert self.popen.poll() is None, self.errors
+            return self.output if self.output.endswith("\n") else None
+
+        return eventually(line, "the start line")
+
+    @property
+    def public(self) -> tuple[str, int]:
+        host, _, port = self.ready_line().split("ready: http://")[1].split()[0].rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
+    def admin_url(self) -> str:
+        return self.ready_line().split("admin ")[1].split(";")[0]
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.admin_url + path, timeout=DEADLINE_S) as reply:
+            return json.loads(reply.read())
+
+    def post(self, path: str) -> Any:
+        request = urllib.request.Request(self.admin_url + path, method="POST")
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
+            return json.loads(reply.read())
+
+    def slots(self) -> list[dict[str, Any]]:
+        slots: list[dict[str, Any]] = self.get("/status")["workers"]
+        return slots
+
+    def pids(self) -> list[int]:
+        return [slot["pid"] for slot in self.slots()]
+
+    def ask(self) -> tuple[int, int]:
+        """Connect to the public address: which slot and which process answered. Raises `OSError`."""
+        with socket.create_connection(self.public, timeout=DEADLINE_S) as connection:
+            data = b""
+            while not data.endswith(b"\n"):
+                if not (more := connection.recv(100)):
+                    raise ConnectionResetError("closed without an answer")
+                data += more
+        slot, pid = data.split()
+        return int(slot), int(pid)
