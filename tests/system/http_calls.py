@@ -1,0 +1,73 @@
+"""Blocking HTTP for tests: one-off calls, and connections whose requests can be left unread."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from http.client import HTTPMessage
+
+_TIMEOUT_S: Final = 45.0  # longer than any poll is held
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    headers: HTTPMessage
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Connection:
+    """One keep-alive connection. `send` and `receive` are apart, so that a poll can be held, or given up."""
+
+    def __init__(self, url: str, headers: Mapping[str, str] = {}) -> None:  # noqa: B006
+        parts = urlsplit(url)
+        self._http = HTTPConnection(parts.hostname or "", parts.port or 80, timeout=_TIMEOUT_S)
+        self._headers = dict(headers)
+
+    @property
+    def local_port(self) -> int:
+        port: int = self._http.sock.getsockname()[1]
+        return port
+
+    def send(self, method: str, path: str, body: Any = None, **headers: str) -> None:
+        """`body`: bytes as they are, anything else as JSON."""
+        encoded = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self._http.request(method, path, encoded, {"Content-Type": "application/json", **self._headers, **named})
+
+    def receive(self) -> Reply:
+        response = self._http.getresponse()
+        return Reply(response.status, response.headers, response.read())
+
+    def call(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
+        self.send(method, path, body, **headers)
+        return self.receive()
+
+    def post(self, path: str, body: Any = None, **headers: str) -> Reply:
+        return self.call("POST", path, body, **headers)
+
+    def get(self, path: str) -> Reply:
+        return self.call("GET", path)
+
+    def close(self) -> None:
+        """What a client does that gives up: nobody reads what was asked for."""
+        self._http.close()
+
+
+def call(method: str, url: str, body: Any = None) -> Reply:
+    """One request on a connection of its own."""
+    parts = urlsplit(url)
+    connection = Connection(url)
+    try:
+        return connection.call(method, parts.path or "/", body)
+    finally:
+        connection.close()

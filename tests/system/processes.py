@@ -1,0 +1,97 @@
+"""Real processes for the time of a test module: started, awaited by their ready line, and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+T = TypeVar("T")
+
+_START_S: Final = 40.0
+_STOP_S: Final = 10.0
+_SHOWN_CHARS: Final = 12_000
+
+
+def eventually(what: str, look: Callable[[], T | None], within_s: float = 15.0) -> T:
+    """The first true thing that `look` returns; an AssertionError that names `what` when there is none in time."""
+    deadline_s = time.monotonic() + within_s
+    while not (seen := look()):
+        assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {what} (last seen: {seen!r})"
+        time.sleep(0.02)
+    return seen
+
+
+class Process:
+    """`command` in a process group of its own, with both streams in files under `directory`."""
+
+    def __init__(self, name: str, command: Sequence[str], directory: Path, env: dict[str, str] | None = None) -> None:
+        self.name = name
+        self._out = directory / f"{name}.out"
+        self._err = directory / f"{name}.err"
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                env=env,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self._popen.poll() is None
+
+    @property
+    def output(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def log(self) -> str:
+        """The end of what it wrote to either stream."""
+        return (self.output + self._err.read_text())[-_SHOWN_CHARS:]
+
+    def ready_line(self) -> str:
+        """The first whole line on standard output."""
+
+        def look() -> str | None:
+            line, newline, _ = self.output.partition("\n")
+            if not newline and not self.running:
+                raise AssertionError(f"{self.name} ended with {self._popen.returncode}:\n{self.log}")
+            return line if newline else None
+
+        try:
+            return eventually(f"the ready line of {self.name}", look, _START_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log}") from None
+
+    def wait(self, timeout_s: float) -> int:
+        try:
+            return self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} still ran after {timeout_s:g} s:\n{self.log}") from None
+
+    def stop(self) -> int:
+        """SIGTERM, then SIGKILL for it and all of its group. The exit code."""
+        self._popen.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(_STOP_S)
+        return self.kill()
+
+    def kill(self) -> int:
+        """SIGKILL for it and all of its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        return self._popen.wait()

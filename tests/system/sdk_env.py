@@ -1,0 +1,119 @@
+"""A virtual environment per published SDK version, made once and shared by every run and every test process.
+
+The real package with its real dependencies, but for `transformers`: only `get_tokenizer()` imports it, which would then
+ask a model hub, and it is most of the download. The package comes from wherever this machine's package client looks.
+An environment is built aside and renamed into place under a lock, so a half-made one is never seen.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+VERSIONS: Final = ("0.25.0", "0.26.2", "0.38.0")
+LEFT_OUT: Final = "transformers"
+_CHECKOUT: Final = Path(__file__).resolve().parents[2]
+_INSTALL_S: Final = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class SdkEnv:
+    version: str
+    python: Path
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        return tuple(int(part) for part in self.version.split("."))
+
+
+class InstallError(Exception):
+    """The version cannot be installed here; carries the package client's own words."""
+
+
+def sdk_env(version: str, progress: Callable[[str], None]) -> SdkEnv:
+    """The environment with `tinker==version`, made when there is none yet. Raises `InstallError`."""
+    target = _cache_root() / f"{version}-{sys.implementation.cache_tag}"
+    python = target / "bin" / "python"
+    with _locked(target.with_name(target.name + ".lock")):
+        # A link to an interpreter that has gone does not exist.
+        if not python.exists():
+            progress(f"installing tinker {version} ...")
+            _build(version, target)
+            progress(f"installing tinker {version}: done")
+    return SdkEnv(version, python)
+
+
+def _cache_root() -> Path:
+    root = Path(os.environ.get("GATEWAY_TEST_CACHE") or _CHECKOUT / ".cache") / "sdk-envs"
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(version: str, target: Path) -> None:
+    building = target.with_name(target.name + ".building")
+    try:
+        try:
+            _install_with_uv(version, building)
+        except InstallError as first:
+            # uv does not read pip's configuration: the machine's index may be known to pip alone.
+            try:
+                _install_with_pip(version, building)
+            except InstallError as second:
+                raise InstallError(f"tinker {version} cannot be installed:\n{first}\n{second}") from None
+        shutil.rmtree(target, ignore_errors=True)
+        building.rename(target)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _install_with_uv(version: str, building: Path) -> None:
+    shutil.rmtree(building, ignore_errors=True)
+    uv = [sys.executable, "-m", "uv"]
+    _run([*uv, "venv", "--quiet", "--python", sys.executable, str(building)])
+    overrides = building / "left-out.txt"
+    # A requirement whose marker is never true: uv's way of leaving a dependency out.
+    overrides.write_text(f"{LEFT_OUT} ; python_version < '3'\n")
+    install = [*uv, "pip", "install", "--quiet", "--python", str(building / "bin" / "python")]
+    _run([*install, "--overrides", str(overrides), f"tinker=={version}"])
+
+
+def _install_with_pip(version: str, building: Path) -> None:
+    shutil.rmtree(building, ignore_errors=True)
+    _run([sys.executable, "-m", "venv", str(building)])
+    python = str(building / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _run([*install, "--no-deps", f"tinker=={version}"])
+    listing = "import importlib.metadata as m; print(*m.requires('tinker'), sep='\\n')"
+    wanted = [line for line in _run([python, "-c", listing]).splitlines() if not _left_out(line)]
+    _run([*install, *wanted])
+
+
+def _left_out(requirement: str) -> bool:
+    return requirement.startswith(LEFT_OUT) or "extra ==" in requirement
+
+
+def _run(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise InstallError(f"{' '.join(command[1:])}: not done after {_INSTALL_S:g} s") from None
+    if done.returncode != 0:
+        raise InstallError(f"{' '.join(command[1:])}:\n{done.stderr or done.stdout}")
+    return done.stdout

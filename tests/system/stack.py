@@ -1,0 +1,140 @@
+"""A whole installation as users run it: simulated vLLM, gateway with its workers, Redis; every one a real process."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.system.http_calls import Connection, call
+from tests.system.processes import Process, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_URL: Final = re.compile(r"https?://[0-9A-Za-z.:\[\]]+")
+_GATEWAY: Final = (sys.executable, "-m", "gateway")
+# Both workers bind an address of their own, as in production.
+SOURCE_IPS: Final = "127.0.0.2,127.0.0.3"
+WORKERS: Final = 2
+
+
+class Simulator:
+    """The simulated vLLM and its control paths."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.process = Process("simulator", [*_GATEWAY, "simulate-vllm", "--port", "0", *flags], directory)
+        try:
+            self.url = _URL.findall(self.process.ready_line())[0].rstrip("/.")
+        except BaseException:
+            self.process.kill()
+            raise
+
+    def stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = call("GET", f"{self.url}/_sim/stats").json()
+        return found
+
+    def script(self, *faults: dict[str, Any]) -> None:
+        """Misbehave from now on as the faults say; none at all when there are none."""
+        reply = call("POST", f"{self.url}/_sim/faults", {"faults": list(faults)})
+        assert reply.status == 200, reply
+
+
+class Gateway:
+    """`gateway serve` on free ports. `url` and `port` stay the same over `restart`."""
+
+    def __init__(self, directory: Path, upstream: str, *flags: str) -> None:
+        self._directory = directory
+        self._flags = ["--upstream", upstream, *flags]
+        self._run_dir = Path(tempfile.mkdtemp(prefix="gw-"))  # short: it holds a UNIX socket
+        self._start(port=0)
+
+    def _start(self, port: int) -> None:
+        flags = ["--port", str(port), "--admin-port", "0", "--run-dir", str(self._run_dir), *self._flags]
+        self.process = Process("gateway", [*_GATEWAY, "serve", *flags], self._directory)
+        try:
+            self.url, self.admin_url = (found.rstrip("/.") for found in _URL.findall(self.process.ready_line())[:2])
+        except BaseException:
+            self.close()
+            raise
+
+    def kill_and_restart(self) -> None:
+        """SIGKILL for every process of it, and a new one on the same port."""
+        self.process.kill()
+        self._start(int(self.url.rpartition(":")[2]))
+
+    def close(self) -> None:
+        self.process.kill()
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+
+    def connect(self, key: str | None = None) -> Connection:
+        return Connection(self.url, {"X-API-Key": key} if key is not None else {})
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = call("GET", f"{self.admin_url}/status").json()
+        return found
+
+    def workers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.status()["workers"]
+        return found
+
+    def counter(self, name: str) -> int:
+        value: int = self.status()["counters"].get(name, 0)
+        return value
+
+    def counter_reaches(self, name: str, value: int) -> None:
+        """Workers report once a second."""
+        eventually(f"{name} >= {value}", lambda: self.counter(name) >= value)
+
+
+class Stack:
+    """`directory` holds the logs of all its processes."""
+
+    def __init__(self, directory: Path, simulator: Simulator, gateway: Gateway) -> None:
+        self.directory = directory
+        self.simulator = simulator
+        self.gateway = gateway
+
+    @property
+    def model(self) -> str:
+        name: str = self._models()[0]["id"]
+        return name
+
+    @property
+    def context_tokens(self) -> int:
+        length: int = self._models()[0]["max_model_len"]
+        return length
+
+    def _models(self) -> list[dict[str, Any]]:
+        models: list[dict[str, Any]] = call("GET", f"{self.simulator.url}/v1/models").json()["data"]
+        return models
+
+    def logs(self) -> Iterator[tuple[str, str]]:
+        for process in (self.gateway.process, self.simulator.process):
+            yield process.name, process.log
+
+
+# What runs now, for the report of a test that failed.
+running: Final[list[Stack]] = []
+
+
+@contextmanager
+def running_stack(directory: Path, *flags: str, simulator_flags: Sequence[str] = ()) -> Iterator[Stack]:
+    """Two workers with a source IP each unless `flags` say otherwise; all of it is gone afterwards, whatever happens."""
+    simulator = Simulator(directory, *simulator_flags)
+    try:
+        defaults = ["--workers", str(WORKERS), "--source-ips", SOURCE_IPS, "--log-format", "text"]
+        gateway = Gateway(directory, simulator.url, *defaults, *flags)
+        stack = Stack(directory, simulator, gateway)
+        running.append(stack)
+        try:
+            yield stack
+        finally:
+            running.remove(stack)
+            gateway.close()
+    finally:
+        simulator.process.kill()
