@@ -72,16 +72,32 @@ class Child:
         self._first_line.cancel()
         if self._process is None:
             return None
-        _signal_quietly(self._process.pid, signal.SIGTERM, os.kill)
         try:
-            await asyncio.wait_for(self._process.wait(), grace_s)
-        except TimeoutError:
+            await self._ask_to_exit(self._process.pid, grace_s)
+        finally:
+            # Whatever is left of the group: asyncio's `wait` returns only when nobody holds the pipes any more.
             _signal_quietly(self._process.pid, signal.SIGKILL, os.killpg)
             await self._process.wait()
-        finally:
-            _signal_quietly(self._process.pid, signal.SIGKILL, os.killpg)
             await asyncio.gather(*self._readers, return_exceptions=True)
         return self._process.returncode
+
+    async def _ask_to_exit(self, pid: int, grace_s: float) -> None:
+        """SIGTERM, and `grace_s` to heed it."""
+        loop = asyncio.get_running_loop()
+        try:
+            exit_descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        exited = asyncio.Event()
+        loop.add_reader(exit_descriptor, exited.set)
+        try:
+            _signal_quietly(pid, signal.SIGTERM, os.kill)
+            await asyncio.wait_for(exited.wait(), grace_s)
+        except TimeoutError:
+            return
+        finally:
+            loop.remove_reader(exit_descriptor)
+            os.close(exit_descriptor)
 
     async def _read(self, stream: asyncio.StreamReader, first: asyncio.Future[str] | None) -> None:
         while line := await stream.readline():
