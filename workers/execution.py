@@ -107,7 +107,7 @@ def _headers(running: Running, call: vllm.UpstreamCall, attempt: int) -> dict[st
     """What lets an operator find the request in the upstream's log, and a router pin the session."""
     name = ids.request_id(running.session, running.key.seq_id)
     # The scores of the prompt are a request of their own, not a second execution of the sample.
-    suffix = "-scores" if call.scores and not call.sequences else ""
+    suffix = "" if call.sequences else "-scores"
     return {"X-Request-Id": f"{name}{suffix}-a{attempt}", "X-Session-ID": running.session.sampling_session_id}
 
 

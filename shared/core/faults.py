@@ -6,10 +6,15 @@ docs/architecture.md; what is then done about it is decided in `retry.py`.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, Final
 
 from shared.core.model import Category
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class FaultClass(Enum):
@@ -33,3 +38,119 @@ class Fault:
     category: Category = Category.SERVER
     retry_after_s: float | None = None
     upstream_down: bool = False
+
+
+class BreakKind(Enum):
+    """How an exchange ended without a whole reply; the forwarder maps its library's exceptions to these."""
+
+    CONNECT_REFUSED = "connection refused"
+    DNS = "name not resolved"
+    CONNECT_TIMEOUT = "connection not accepted in time"
+    TLS = "TLS failed"
+    CLOSED_BEFORE_WRITE = "connection was closed before the request was written"
+    RESET_BEFORE_STATUS = "connection closed before a reply"
+    READ_TIMEOUT = "no reply in time"
+    BODY_CUT = "reply was cut"
+    DRAINING = "upstream takes no new connections and answers no old ones"
+
+
+# Whether it may have executed, and whether the upstream is broken (and not just slow).
+_BREAKS: Final[dict[BreakKind, tuple[FaultClass, bool]]] = {
+    BreakKind.CONNECT_REFUSED: (FaultClass.NEVER_EXECUTED, True),
+    BreakKind.DNS: (FaultClass.NEVER_EXECUTED, True),
+    BreakKind.CONNECT_TIMEOUT: (FaultClass.NEVER_EXECUTED, True),
+    BreakKind.TLS: (FaultClass.NEVER_EXECUTED, True),
+    BreakKind.CLOSED_BEFORE_WRITE: (FaultClass.NEVER_EXECUTED, False),
+    # vLLM aborts within 65 ms of a close, so a second execution never runs beside the first.
+    BreakKind.RESET_BEFORE_STATUS: (FaultClass.INTERRUPTED, True),
+    BreakKind.DRAINING: (FaultClass.INTERRUPTED, True),
+    BreakKind.READ_TIMEOUT: (FaultClass.AMBIGUOUS, False),
+    BreakKind.BODY_CUT: (FaultClass.AMBIGUOUS, False),
+}
+
+_MESSAGE_CHARS: Final = 500
+_LONGEST_RETRY_AFTER_S: Final = 600.0
+_NAN: Final = "Out of range float values are not JSON compliant"
+_ENGINE_DEAD: Final = "EngineCore encountered an issue"
+# A router's words for "the server behind me went away while it worked on this".
+_ROUTER_LOST_IT: Final = (
+    "error sending request",
+    "Failed to get response body",
+    "call_upstream_request_error",
+    "read_response_body_failed",
+)
+
+
+def classify_break(kind: BreakKind, detail: str = "") -> Fault:
+    """The Fault of an exchange that ended without a whole reply. `detail`: where, and the system's own words."""
+    fault_class, down = _BREAKS[kind]
+    message = f"upstream: {kind.value}" + (f" ({detail})" if detail else "")
+    return Fault(fault_class, message[:_MESSAGE_CHARS], upstream_down=down)
+
+
+def classify_reply(status: int, body: bytes, headers: Mapping[str, str], *, adapter_loading: bool = False) -> Fault:
+    """The Fault behind a reply that is not a 200.
+
+    `adapter_loading`: the model is an adapter that was asked to be loaded, so a 404 is a matter of time.
+    """
+    words = upstream_words(body) or f"HTTP {status} without a text"
+    message = f"upstream answered {status}: {words}"
+    if status in (429, 503) or (status == 408 and not body):
+        return Fault(FaultClass.NEVER_EXECUTED, message, retry_after_s=_retry_after_s(headers))
+    if status == 404 and adapter_loading:
+        return Fault(FaultClass.NEVER_EXECUTED, message)
+    if status == 500:
+        return _classify_500(words, message)
+    if status >= 500 or status < 400:
+        return Fault(FaultClass.AMBIGUOUS, message)
+    return _classify_refusal(status, words, message)
+
+
+def _classify_500(words: str, message: str) -> Fault:
+    if words.startswith(_ENGINE_DEAD):
+        return Fault(FaultClass.INTERRUPTED, message, upstream_down=True)
+    if any(text in words for text in _ROUTER_LOST_IT):
+        # The router itself is well: another of its servers may answer.
+        return Fault(FaultClass.INTERRUPTED, message)
+    return Fault(FaultClass.AMBIGUOUS, message)
+
+
+def _classify_refusal(status: int, words: str, message: str) -> Fault:
+    if status == 400 and _NAN in words:
+        return Fault(FaultClass.REFUSED, f"{message} (the model computes NaN: bad weights or adapter)")
+    if status in (401, 403):
+        hint = "the gateway's operator must set --upstream-api-key-file"
+        return Fault(FaultClass.REFUSED, f"upstream answered {status}: {hint}")
+    return Fault(FaultClass.REFUSED, message, Category.USER)
+
+
+def upstream_words(body: bytes) -> str:
+    """The upstream's own message: of vLLM's `error.message`, of FastAPI's `detail`, or the text; shortened."""
+    text = body[: 64 * 1024].decode("utf-8", "replace").strip()
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return text[:_MESSAGE_CHARS]
+    found = _message_in(document)
+    return (found if found is not None else text)[:_MESSAGE_CHARS]
+
+
+def _message_in(document: object) -> str | None:
+    if not isinstance(document, dict):
+        return None
+    error = document.get("error", document.get("detail", document.get("message")))
+    if isinstance(error, dict):
+        code, message = error.get("code"), error.get("message")
+        # sglang's router says what happened in the code, vLLM in the message.
+        words = [str(part) for part in (message, code if isinstance(code, str) else None) if part]
+        return " ".join(words) or None
+    return error if isinstance(error, str) else None
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds of a `Retry-After` header; the date form is not used by any upstream that is known."""
+    try:
+        seconds = float(headers.get("Retry-After", ""))
+    except ValueError:
+        return None
+    return min(seconds, _LONGEST_RETRY_AFTER_S) if seconds >= 0 else None

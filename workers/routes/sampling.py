@@ -29,7 +29,7 @@ async def asample(deps: Deps, request: Request) -> Reply:
     seq_id = call.seq_id if call.seq_id is not None else 0
     target = await deps.pool.resolve(session.model)
     # Refuses now what the upstream would refuse later: a prompt that leaves no room, an unknown context length.
-    vllm.plan_calls(call.spec, target.upstream_name, target.context_tokens)
+    vllm.room(call.spec, target.context_tokens)
     await deps.sessions.require_alive(session.session_id)
     await deps.dispatcher.submit(session, seq_id, call.spec, target)
     key = session.key(seq_id)

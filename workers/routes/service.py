@@ -28,8 +28,8 @@ async def client_config(deps: Deps, request: Request) -> Reply:
 
 
 async def dynamic_config(deps: Deps, request: Request) -> Reply:
-    version = tinker.decode_client_config(request.body)
-    return responses.ok(tinker.dynamic_config(version))
+    tinker.decode_client_config(request.body)
+    return responses.ok(tinker.dynamic_config())
 
 
 async def create_session(deps: Deps, request: Request) -> Reply:

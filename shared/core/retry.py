@@ -1,0 +1,100 @@
+"""What is done about a failed attempt: wait and try again, give up, or let the SDK submit anew.
+
+Not a blanket rule. What was never executed may be sent again for as long as the operator allows; what may have run is
+run again a bounded number of times, never beside itself; what is ambiguous is final, unless the operator says
+otherwise. A blanket retry of every 5xx generates twice; none at all ends a training run for a router that restarted.
+
+`decide` is pure: time and randomness come in as arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shared.core.faults import Fault, FaultClass
+from shared.core.model import Failure
+
+# A paused engine answers 200 "abort" as often as it is asked; weight swaps of minutes are survived, not endless ones.
+MAX_ABORTS: Final = 16
+_FIRST_DELAY_S: Final = 0.25
+_LONGEST_DELAY_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    max_reexecutions: int = 1
+    retry_ambiguous: bool = False
+    upstream_wait_s: float = 2048.0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a sample has used up. `in_a_row` counts failures of any kind, for the back-off."""
+
+    first_tried_at_s: float
+    reexecutions: int = 0
+    aborts: int = 0
+    in_a_row: int = 0
+    waiting_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Try again after `delay_s`, with `budget` as what is used up then."""
+
+    delay_s: float
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """Not delivered, not failed: the SDK is told to submit it again."""
+
+
+Decision = Wait | Fail | Orphan
+
+
+def decide(fault: Fault, budget: Budget, policy: Policy, now_s: float, rng_unit: float) -> Decision:
+    """What to do about `fault`. `rng_unit` is a random number in [0, 1)."""
+    match fault.kind:
+        case FaultClass.NEVER_EXECUTED:
+            return _wait_or_fail(fault, budget, policy, now_s, rng_unit)
+        case FaultClass.INTERRUPTED:
+            return _execute_again(fault, budget, policy, rng_unit)
+        case FaultClass.ABORTED:
+            if budget.aborts >= MAX_ABORTS:
+                return Orphan()
+            return _wait(fault, replace(budget, aborts=budget.aborts + 1, waiting_since_s=None), rng_unit)
+        case FaultClass.AMBIGUOUS if policy.retry_ambiguous:
+            return _execute_again(fault, budget, policy, rng_unit)
+    return Fail(Failure(fault.message, fault.category))
+
+
+def _wait_or_fail(fault: Fault, budget: Budget, policy: Policy, now_s: float, rng_unit: float) -> Decision:
+    """The clock is that of waiting in vain: an execution in between, however long, is not charged to it."""
+    since_s = budget.waiting_since_s if budget.waiting_since_s is not None else now_s
+    decision = _wait(fault, replace(budget, waiting_since_s=since_s), rng_unit)
+    if now_s + decision.delay_s - since_s > policy.upstream_wait_s:
+        return Fail(Failure(f"no upstream took it for {policy.upstream_wait_s:g} s; {fault.message}", fault.category))
+    return decision
+
+
+def _execute_again(fault: Fault, budget: Budget, policy: Policy, rng_unit: float) -> Decision:
+    if budget.reexecutions >= policy.max_reexecutions:
+        return Orphan()
+    return _wait(fault, replace(budget, reexecutions=budget.reexecutions + 1, waiting_since_s=None), rng_unit)
+
+
+def _wait(fault: Fault, budget: Budget, rng_unit: float) -> Wait:
+    """Exponential, with full jitter over the upper half; never sooner than the upstream asks."""
+    longest_s = min(_FIRST_DELAY_S * 2.0 ** min(budget.in_a_row, 16), _LONGEST_DELAY_S)
+    delay_s = longest_s * (0.5 + 0.5 * rng_unit)
+    if fault.retry_after_s is not None:
+        delay_s = fault.retry_after_s + delay_s * rng_unit
+    return Wait(delay_s, replace(budget, in_a_row=budget.in_a_row + 1))
