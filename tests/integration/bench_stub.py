@@ -1,7 +1,7 @@
 """A stub that speaks just enough of the Tinker API to try the load client against, with scripted misbehaviour.
 
-It is no gateway: one process, results at once (or when a test says so), nothing expires. A sample's "result" is a
-digest of its prompt and seed, opaque to the client; `StubVerifier` knows what it must be.
+It is no gateway: one process, results at once (or when a test says so), nothing expires. A sample's tokens are a
+digest of its prompt and seed; `StubVerifier` knows what they must be.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from gateway.bench.replies import Broken
+from shared.core.result import SampleResult, SequenceResult, StopReason
+from shared.wire.proto import encode_sample_response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -36,7 +38,9 @@ class Fault:
 
 
 def result_of(tokens: list[int], seed: int) -> bytes:
-    return blake2b(json.dumps([tokens, seed]).encode()).digest()
+    """A well-formed SampleResponse of 8 made-up tokens."""
+    digest = blake2b(json.dumps([tokens, seed]).encode(), digest_size=32).digest()
+    return encode_sample_response(SampleResult((SequenceResult(digest, bytes(32), StopReason.LENGTH),)))
 
 
 class StubVerifier:
