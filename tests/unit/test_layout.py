@@ -1,0 +1,209 @@
+"""The rooms and their direction: who may import whom, what stays pure, and what must not be in any committed file."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT: Final = Path(__file__).parents[2]
+DISTRIBUTION: Final = "tinker-sampling-gateway"
+ROOMS: Final = ("gateway", "workers", "shared")
+
+# Room -> the rooms of ours that it may import.
+ALLOWED: Final = {
+    "gateway": {"gateway", "workers", "shared"},
+    "workers": {"workers", "shared"},
+    "shared": {"shared"},
+}
+# Part of `shared` -> the parts that it may import, where there is a rule.
+ALLOWED_PARTS: Final = {
+    "shared.core": {"shared.core"},
+    "shared.wire": {"shared.core", "shared.wire"},
+}
+# What a codec may use besides the standard library; none of it opens anything.
+WIRE_LIBRARIES: Final = {"msgspec", "orjson", "numpy", "simdjson", "google"}
+# Modules of the standard library that do I/O or wait, and those that hand out time and randomness: these come in as
+# arguments.
+IMPURE: Final = frozenset(
+    "asyncio concurrent ctypes fcntl ftplib glob http imaplib io logging mmap multiprocessing os pathlib random"
+    " resource secrets select selectors shutil signal smtplib socket socketserver ssl subprocess sys tempfile"
+    " threading time urllib webbrowser".split()
+)
+GRAB_BAGS: Final = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
+
+
+def modules(room: str) -> Iterator[tuple[str, Path]]:
+    """Dotted name and path of every hand-written module of a room or a part of one."""
+    for path in sorted((ROOT / room.replace(".", "/")).rglob("*.py")):
+        if not path.stem.endswith("_pb2"):
+            yield ".".join(path.relative_to(ROOT).with_suffix("").parts), path
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports_of(tree: ast.Module) -> set[str]:
+    """Dotted names of all that is imported, anywhere in the module. `from a import b` counts as `a.b`."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import on line {node.lineno}"
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def part_of(name: str) -> str:
+    return ".".join(name.split(".")[:2])
+
+
+def all_modules() -> list[tuple[str, Path]]:
+    return [module for room in ROOMS for module in modules(room)]
+
+
+def pure_modules() -> list[tuple[str, Path]]:
+    return [module for part in ALLOWED_PARTS for module in modules(part)]
+
+
+def test_rooms_are_found() -> None:
+    """The tests below would pass on an empty list."""
+    for room in (*ROOMS, *ALLOWED_PARTS):
+        assert len(list(modules(room))) > 1, room
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_point_down(room: str) -> None:
+    upward = [
+        f"{name} imports {imported}"
+        for name, path in modules(room)
+        for imported in imports_of(tree_of(path))
+        if (top := imported.split(".")[0]) in ROOMS and top not in ALLOWED[room]
+    ]
+    assert not upward
+
+
+@pytest.mark.parametrize("part", ALLOWED_PARTS)
+def test_pure_parts_import_only_pure_parts(part: str) -> None:
+    foreign = [
+        f"{name} imports {imported}"
+        for name, path in modules(part)
+        for imported in imports_of(tree_of(path))
+        if imported.startswith("shared")
+        and part_of(imported) not in ALLOWED_PARTS[part]
+        # `from shared.wire import document` imports a module of the part itself.
+        and imported not in ALLOWED_PARTS[part]
+    ]
+    assert not foreign
+
+
+@pytest.mark.parametrize("part", ALLOWED_PARTS)
+def test_pure_parts_import_no_io(part: str) -> None:
+    libraries = WIRE_LIBRARIES if part == "shared.wire" else set()
+    allowed = (set(sys.stdlib_module_names) - IMPURE) | libraries | {"shared"}
+    impure = [
+        f"{name} imports {imported}"
+        for name, path in modules(part)
+        for imported in imports_of(tree_of(path))
+        if imported.split(".")[0] not in allowed
+    ]
+    assert not impure
+
+
+def test_pure_parts_contain_no_async() -> None:
+    asynchronous = (ast.AsyncFunctionDef, ast.Await, ast.AsyncWith, ast.AsyncFor)
+    found = [
+        f"{name}:{node.lineno}"
+        for name, path in pure_modules()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, asynchronous)
+    ]
+    assert not found
+
+
+def test_no_module_is_a_grab_bag() -> None:
+    assert not [name for name, _ in all_modules() if GRAB_BAGS.intersection(name.split("."))]
+
+
+def names_in(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield node.name
+
+
+def test_no_base_http_middleware() -> None:
+    """B17: it hides that a client has gone away. Starlette's `app.middleware` decorator makes one, too."""
+    forbidden = {"BaseHTTPMiddleware", "middleware"}
+    found = [f"{name} uses {word}" for name, path in all_modules() for word in forbidden & set(names_in(tree_of(path)))]
+    assert not found
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_room_has_one_owner(room: str) -> None:
+    """Packages with such general names are overwritten without a word by any distribution that has them too."""
+    assert set(packages_distributions().get(room, ())) <= {DISTRIBUTION}
+    spec = importlib.util.find_spec(room)
+    assert spec is not None and spec.origin is not None
+    assert Path(spec.origin).parent == ROOT / room
+
+
+def test_wheel_holds_the_rooms_and_nothing_else() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == list(ROOMS)
+    assert project["project"]["name"] == DISTRIBUTION
+
+
+def committed_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+# Absolute paths of somebody's machine; a path below another folder (`deploy/home/x`) is none.
+MACHINE_PATH: Final = re.compile(rb"(?<![\w.$})>-])/(?:home|root|Users|work|tmp|private)/\w")
+# Hosts that packages or images come from: which ones is the machine's configuration.
+REGISTRY_HOST: Final = re.compile(
+    rb"pypi\W?org|python\W?hosted|(?:index|extra-index)-url\b|\b(?:docker|ghcr|quay|gcr)\.io\b|registry\.\w+\.\w+"
+)
+
+
+@pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY_HOST], ids=["machine path", "registry host"])
+def test_committed_files_name_no(pattern: re.Pattern[bytes]) -> None:
+    this = Path(__file__).resolve()
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group().decode(errors='replace')}"
+        for path in committed_files()
+        if path.resolve() != this
+        for match in [pattern.search(path.read_bytes())]
+        if match is not None
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("text", [b"see /home/someone/x", b'"/tmp/x"', b"(/root/a"])
+def test_machine_path_is_recognised(text: bytes) -> None:
+    assert MACHINE_PATH.search(text)
+
+
+@pytest.mark.parametrize("text", [b"deploy/home/x", b"$HOME/tmp/x", b"/api/v1/work/x"])
+def test_path_below_another_is_no_machine_path(text: bytes) -> None:
+    assert not MACHINE_PATH.search(text)
