@@ -31,8 +31,8 @@ _COMMANDS: Final = {
     "check": ("gateway.check_command", "check", "Try everything that serve would need, and print a table."),
     "status": ("gateway.status", "status", "Show the workers, Redis, upstreams and samples of a running gateway."),
     "new-key": ("gateway.new_key", "new_key", "Make an API key and its entry for --api-keys-file."),
-    "demo": ("gateway.bench", "demo", "See it work: simulated vLLM, gateway, samples, report. No GPU, no Redis."),
-    "bench": ("gateway.bench", "bench", "Load a gateway, check every result, and report."),
+    "demo": ("gateway.bench.demo", "demo", "See it work: simulated vLLM, gateway, samples, report. No GPU, no Redis."),
+    "bench": ("gateway.bench.command", "bench", "Load a gateway, check every result, and report."),
     "simulate-vllm": ("gateway.simulator.command", "simulate_vllm", "Run a simulated vLLM server."),
 }
 

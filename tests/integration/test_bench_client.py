@@ -112,7 +112,7 @@ async def test_repeated_and_lost_submissions_are_made_on_purpose() -> None:
 async def test_a_duplicate_that_is_promised_something_else_is_wrong() -> None:
     class Forgetful(Stub):
         async def _asample(self, body: dict[str, Any]) -> Any:
-            promise = json.loads((await super()._asample(body)).text)
+            promise = json.loads((await super()._asample(body)).text or "")
             promise["sample_sequence_ids"] = [f"made up {self.submissions.total()}"]
             return web.json_response(promise)
 

@@ -34,7 +34,8 @@ def clients_alive() -> list[int]:
 
 
 async def test_two_client_processes_share_the_samples_and_report_once() -> None:
-    stub, shown = Stub(), []
+    stub = Stub()
+    shown: list[Progress] = []
     report = await run(stub, shown)
     assert (report.samples.completed, report.samples.lost, exit_code(report)) == (60, 0, 0)
     assert stub.sources == {"127.0.1.1", "127.0.1.2"}
