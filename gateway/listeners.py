@@ -122,7 +122,9 @@ def resolve_host(host: str, port: int, flag: str) -> tuple[socket.AddressFamily,
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
         raise StartError(f"{flag}: {host!r} is neither an address of this machine nor a name that resolves") from None
-    return found[0][0], cast("tuple[str | int, ...]", found[0][4])
+    # `localhost` is both; IPv4 is there also where a container has no IPv6.
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, cast("tuple[str | int, ...]", address)
 
 
 def _refuse_taken_port(family: socket.AddressFamily, address: tuple[str | int, ...]) -> None:

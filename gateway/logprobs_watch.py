@@ -24,9 +24,11 @@ async def watch_logprobs(settings: Settings, known: dict[str, bool | None]) -> N
     from gateway.upstream_probe import session  # late: the HTTP client costs a start 0.3 s of CPU
 
     async with session(settings.upstream_api_key) as http:
-        while unknown := [upstream for upstream, scales in known.items() if scales is None]:
-            for upstream in unknown:
+        while True:
+            for upstream in [url for url, scales in known.items() if scales is None]:
                 known[upstream] = await _ask(http, settings, upstream)
+            if None not in known.values():
+                return
             await asyncio.sleep(_AGAIN_S)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 import sys
 from contextlib import AsyncExitStack
 from importlib.metadata import version
@@ -15,6 +17,7 @@ from gateway.logprobs_watch import watch_logprobs
 from gateway.machine import check_libraries, check_source_ips, memory_bytes, raise_fd_limit
 from gateway.run_dir import open_run_dir
 from gateway.supervisor import Means, Supervisor, new_instance
+from shared.core.errors import StartError
 from shared.log import configure_logging
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
     from gateway.backing import Backing
     from shared.config import Settings
+
+log = logging.getLogger("gateway.serve")
 
 DISTRIBUTION: Final = "tinker-sampling-gateway"
 # faulthandler prints the stack of a worker that the supervisor aborts for hanging.
@@ -49,6 +54,7 @@ async def serve(
     check_libraries()
     raise_fd_limit()
     check_source_ips(settings.source_ips)
+    check_tls(settings)
     async with AsyncExitStack() as stack:
         listeners = open_listeners(settings.host, settings.port, settings.workers, settings.backlog)
         stack.callback(listeners.close)
@@ -96,5 +102,19 @@ def ready_line(settings: Settings, public_url: str, admin_url: str, kept_in: str
 
 
 def _print_line(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except OSError as error:  # whoever started us reads no more
+        log.info("the start line could not be printed", extra={"reason": str(error), "line": line})
+
+
+def check_tls(settings: Settings) -> None:
+    """Raises `StartError` where the certificate cannot be served."""
+    if settings.tls_cert is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        files = f"{settings.tls_cert!r} and {settings.tls_key!r}"
+        raise StartError(f"--tls-cert and --tls-key: {files} cannot be used together: {error}") from None

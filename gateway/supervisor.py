@@ -23,7 +23,7 @@ from gateway.admin.app import admin_app, admin_server
 from gateway.admin.view import SlotView, View
 from gateway.machine import Usage, usage
 from gateway.worker_process import WorkerProcess, spawn
-from shared.channel import Drain, Failed, Ready, Status, ToSupervisor
+from shared.channel import Drain, Failed, Ready, Reload, Status, ToSupervisor
 from shared.config import WorkerConfig
 from shared.core.errors import ConfigError
 
@@ -178,6 +178,8 @@ class Supervisor:
         new = self._means.reread()
         fixed = {name: getattr(self.settings, name) for name in _FIXED_AT_START}
         self.settings = msgspec.structs.replace(new, **fixed)
+        for process in self._processes.values():  # at once, since a roll takes as long as its longest sample
+            process.send(Reload(self.settings))
         self._fleet.drain_timeout_s = self.settings.drain_timeout_s
         self._fleet.roll_deadline_s = roll_deadline_s(self.settings)
 

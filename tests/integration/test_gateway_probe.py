@@ -1,0 +1,98 @@
+"""`gateway check`'s and the supervisor's questions, against a small upstream on a real socket."""
+
+from __future__ import annotations
+
+import math
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from gateway.logprobs_watch import watch_logprobs
+from gateway.upstream_probe import OfferedModel, ProbeError, offered_models, probe_scaling, session
+from shared.config import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+LOGITS = {101: 2.0, 102: 0.5, 103: -1.0, 104: -1.5}
+MODELS = {"data": [{"id": "m", "max_model_len": 128}, {"id": "lora", "parent": "m"}]}
+
+
+class Upstream:
+    """Four tokens, in the shape of vLLM. `top`: whether it names the top logprobs, or the sampled one only."""
+
+    def __init__(self, *, processed: bool, top: bool = True, models: Any = MODELS) -> None:
+        self.processed = processed
+        self.top = top
+        self.models = models
+        self.authorization: str | None = None
+
+    async def offered(self, request: web.Request) -> web.Response:
+        self.authorization = request.headers.get("Authorization")
+        return web.json_response(self.models)
+
+    async def complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        scale = body["temperature"] if self.processed else 1.0
+        norm = math.log(sum(math.exp(z / scale) for z in LOGITS.values()))
+        logprobs = {token: z / scale - norm for token, z in LOGITS.items()}
+        sampled = list(LOGITS)[(body["seed"] + int(body["temperature"])) % 4]
+        named = logprobs if self.top else {sampled: logprobs[sampled]}
+        top = {f"token_id:{token}": value for token, value in named.items()}
+        choice = {"token_logprobs": [logprobs[sampled]], "top_logprobs": [top]}
+        return web.json_response({"choices": [{"token_ids": [sampled], "logprobs": choice}]})
+
+
+@asynccontextmanager
+async def serving(upstream: Upstream) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_get("/v1/models", upstream.offered)
+    app.router.add_post("/v1/completions", upstream.complete)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+@pytest.mark.parametrize("top", [True, False])
+@pytest.mark.parametrize("processed", [True, False])
+async def test_scaling_is_found_out(processed: bool, top: bool) -> None:
+    """D15, also where only the sampled token is named."""
+    async with serving(Upstream(processed=processed, top=top)) as url, session(None) as http:
+        assert await probe_scaling(http, url, "m") is processed
+
+
+async def test_models_are_listed_with_the_key() -> None:
+    upstream = Upstream(processed=True)
+    async with serving(upstream) as url, session("k") as http:
+        assert await offered_models(http, url) == [OfferedModel("m", 128, None), OfferedModel("lora", None, "m")]
+    assert upstream.authorization == "Bearer k"
+
+
+@pytest.mark.parametrize("models", [{"data": 3}, {"data": [{}]}, {}, [], "x"])
+async def test_an_answer_unlike_vllm_is_an_error(models: Any) -> None:
+    async with serving(Upstream(processed=True, models=models)) as url, session(None) as http:
+        with pytest.raises(ProbeError, match="did not answer a"):
+            await offered_models(http, url)
+
+
+async def test_a_refused_connection_is_an_error() -> None:
+    async with serving(Upstream(processed=True)) as url:
+        pass
+    async with session(None) as http:
+        with pytest.raises(ProbeError, match="Cannot connect"):
+            await offered_models(http, url)
+
+
+async def test_an_error_status_is_passed_on() -> None:
+    async with serving(Upstream(processed=True)) as url, session(None) as http:
+        with pytest.raises(ProbeError, match="answered 404"):
+            await offered_models(http, url + "/elsewhere")
+
+
+async def test_the_supervisor_asks_until_it_knows() -> None:
+    async with serving(Upstream(processed=False)) as raw, serving(Upstream(processed=True)) as fine:
+        known: dict[str, bool | None] = {raw: None, fine: None}
+        await watch_logprobs(Settings(upstreams=(raw, fine)), known)
+        assert known == {raw: False, fine: True}

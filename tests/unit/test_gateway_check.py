@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from gateway import check as c
+from gateway.upstream_probe import OfferedModel
+from shared.config import ApiKey, Settings
+from shared.store.base import StoreInfo
+
+if TYPE_CHECKING:
+    from gateway.check import Finding
+
+PORTS = (32_768, 60_999)
+SETTINGS = Settings(upstreams=("http://u",), workers=2)
+REDIS = StoreInfo("standalone", "9.1", 0, 4 << 30, "noeviction")
+
+
+def with_settings(**changes: Any) -> Settings:
+    return msgspec.structs.replace(SETTINGS, **changes)
+
+
+def redis(**changes: Any) -> list[Finding]:
+    from dataclasses import replace
+
+    return c.redis(replace(REDIS, **changes), "redis://h")
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict", "part"),
+    [
+        (c.file_descriptors(20_000), "ok", "20000 per process: about 19936 connections"),
+        (c.file_descriptors(1024), "warning", "LimitNOFILE"),
+        (c.backlog(50_000, 4096), "warning", "sysctl -w net.core.somaxconn=50000"),
+        (c.backlog(4096, 4096), "ok", "4096"),
+        (c.backlog(50_000, None), "ok", "does not tell"),
+        (c.source_ip("10.0.0.1", None, 25_000), "ok", "25000 upstream connections"),
+        (c.source_ip("10.0.0.1", "Cannot assign", 1), "failure", "ip address add 10.0.0.1/32"),
+        (c.libraries([]), "ok", "uvloop"),
+        (c.libraries(["uvloop"]), "failure", "uvloop cannot be imported"),
+        (c.protobuf("upb"), "ok", "upb"),
+        (c.protobuf("python"), "warning", "PROTOCOL_BUFFERS"),
+        (c.access(SETTINGS), "ok", "only this machine"),
+        (c.access(with_settings(allow_anonymous=True)), "warning", "anybody"),
+        (c.access(with_settings(api_keys=(ApiKey("al", "ab"),))), "ok", "1: al"),
+        (redis()[1], "ok", "noeviction"),
+        (redis(policy="allkeys-lru")[1], "failure", "CONFIG SET maxmemory-policy noeviction"),
+        (redis(max_bytes=0)[2], "warning", "no limit"),
+        (redis(used_bytes=4 << 30)[2], "warning", "4.0 GiB of 4.0 GiB"),
+        (redis()[2], "ok", "0 B of 4.0 GiB"),
+        (c.upstream_unreachable("http://u", "refused"), "failure", "refused"),
+        (c.scaling("http://u", "m", True), "ok", "heed"),
+        (c.scaling("http://u", "m", None), "warning", "did not tell"),
+        (c.scaling("http://u", "m", False), "failure", "processed_logprobs"),
+    ],
+)
+def test_findings(finding: Finding, verdict: str, part: str) -> None:
+    """C5 (eviction), D15 (logprobs): what is wrong comes with what to do."""
+    assert finding.verdict.value == verdict
+    assert part in finding.detail + finding.advice
+    assert bool(finding.advice) == (verdict != "ok")
+
+
+def test_models() -> None:
+    offered = [OfferedModel("m", 4096, None), OfferedModel("lora", None, "m")]
+    assert [f.detail for f in c.models("http://u", offered, [])] == ["m (context 4096)"]
+    assert [f.verdict.value for f in c.models("http://u", offered, ["m", "x"])] == ["ok", "failure"]
+    assert c.models("http://u", [offered[1]], [])[0].verdict is c.Verdict.FAILURE
+
+
+def test_connections_are_shared_by_the_workers_of_an_address() -> None:
+    one_ip = c.connections_per_worker(with_settings(workers=1), PORTS)
+    assert one_ip == 25_408
+    assert c.connections_per_worker(with_settings(workers=4), PORTS) == one_ip // 4
+    three = with_settings(workers=4, source_ips=("a", "b", "c"))
+    assert c.connections_per_worker(with_settings(workers=1, upstreams=("a", "b")), PORTS) == 2 * one_ip
+    assert [c.connections_per_worker(three, PORTS, i) for i in range(3)] == [one_ip // 2, one_ip, one_ip]
+
+
+def test_room_for_connections() -> None:
+    few = c.connection_room(SETTINGS, PORTS)
+    assert few.verdict is c.Verdict.WARNING
+    assert "25408 upstream connections at once" in few.detail
+    assert c.connection_room(with_settings(max_in_flight=1000), PORTS).verdict is c.Verdict.OK
+    fixed = c.connection_room(with_settings(max_connections=0), PORTS)
+    assert fixed.verdict is c.Verdict.OK
+    assert "--max-connections none decides" in fixed.detail
+
+
+def test_exit_code() -> None:
+    assert c.exit_code([c.ok("a", "b"), c.warning("a", "b", "c")]) == 0
+    assert c.exit_code([c.ok("a", "b"), c.failure("a", "b", "c")]) == 1

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shared.log import JsonFormatter, TextFormatter, configure_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def record() -> logging.LogRecord:
+    made = logging.makeLogRecord({"name": "gateway.x", "levelname": "WARNING", "msg": "a worker died", "slot": 1})
+    made.created, made.msecs = 1_700_000_000.25, 250.0
+    return made
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level)
+    yield
+    root.handlers[:], level = before
+    root.setLevel(level)
+
+
+def test_json_has_the_fields_beside_a_static_message(record: logging.LogRecord) -> None:
+    line = json.loads(JsonFormatter({"slot_name": "a"}).format(record))
+    assert line["message"] == "a worker died"
+    assert (line["level"], line["logger"], line["slot"], line["slot_name"]) == ("warning", "gateway.x", 1, "a")
+    assert line["time"].endswith(".250Z")
+
+
+def test_json_takes_any_value_and_tracebacks(record: logging.LogRecord) -> None:
+    record.odd = {1, 2}
+    try:
+        raise ValueError("boom")
+    except ValueError as error:
+        record.exc_info = (ValueError, error, error.__traceback__)
+    line = json.loads(JsonFormatter({}).format(record))
+    assert line["odd"] == "{1, 2}"
+    assert "ValueError: boom" in line["exception"]
+
+
+def test_text_is_for_people(record: logging.LogRecord) -> None:
+    assert TextFormatter({}).format(record).endswith("WARNING gateway.x a worker died  slot=1")
+    delattr(record, "slot")
+    assert TextFormatter({}).format(record).endswith("a worker died")
+
+
+@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.parametrize(("format_", "parse"), [("json", json.loads), ("text", str)])
+def test_configured(format_: str, parse: Any) -> None:
+    stream = io.StringIO()
+    configure_logging(format_, "info", stream, slot=7)
+    logging.getLogger("x").debug("hidden")
+    logging.getLogger("x").info("shown")
+    logging.getLogger("uvicorn").info("hidden")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 1
+    assert "shown" in str(parse(lines[0]))
+    assert "7" in lines[0]
