@@ -175,4 +175,4 @@ def open_store(url: str, settings: Settings) -> Store:
     """A store that is not connected yet."""
     from shared.store.redis import RedisStore
 
-    return RedisStore(url, prefix=settings.key_prefix)
+    return RedisStore(url, settings.key_prefix)

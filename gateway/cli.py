@@ -41,7 +41,7 @@ class LazyGroup(click.Group):
     """`gateway --upstream ...` is `gateway serve --upstream ...`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] not in ("--help", "--version")):
+        if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help", "--version")):
             args = ["serve", *args]
         return super().parse_args(ctx, args)
 
@@ -113,7 +113,7 @@ def surroundings() -> Surroundings:
     )
 
 
-@click.group(cls=LazyGroup)
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tinker-sampling-gateway", prog_name="gateway")
 def gateway() -> None:
     """A sampling gateway for the Tinker API: worker processes in front of vLLM, results kept in Redis.

@@ -33,8 +33,9 @@ ABORT_GRACE_S: Final = 1.0
 START_TIMEOUT_S: Final = 60.0
 # About 3.5 s of back-off: enough for a cause that passes by itself, short enough for whoever waits for the prompt.
 START_ATTEMPTS: Final = 5
-# A worker orphans and announces what is left at its own deadline; that takes it a moment.
-DRAIN_GRACE_S: Final = 5.0
+# At its own deadline a worker orphans and announces what is left, hands over the last replies and closes its
+# connections, for each of which it allows itself 5 s.
+DRAIN_GRACE_S: Final = 20.0
 # A supervisor that was itself stopped or starved cannot call its workers silent.
 _OWN_STALL_S: Final = 2.0
 
@@ -57,8 +58,11 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class SendDrain:
+    """`replaced`: another process serves the slot by now."""
+
     serial: int
     deadline_s: float
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +257,11 @@ class Fleet:
     def _succeed(self, slot: Slot, process: Process, now: float) -> list[Action]:
         old, slot.current, slot.successor = slot.current, process, None
         slot.restarts += 1
-        return self._drain(old, slot, self.roll_deadline_s, now) if old is not None else []
-
-    def _drain(self, process: Process, slot: Slot, deadline_s: float, now: float) -> list[Action]:
-        slot.retiring[process.serial] = process
-        process.phase, process.kill_at = Phase.DRAINING, now + deadline_s + DRAIN_GRACE_S
-        return [SendDrain(process.serial, deadline_s)]
+        if old is None:
+            return []
+        slot.retiring[old.serial] = old
+        old.phase, old.kill_at = Phase.DRAINING, now + self.roll_deadline_s + DRAIN_GRACE_S
+        return [SendDrain(old.serial, self.roll_deadline_s, replaced=True)]
 
     def _lost(self, slot: Slot, process: Process, now: float) -> list[Action]:
         slot.current = None

@@ -209,7 +209,7 @@ class Supervisor:
 
     def _send_drain(self, action: fleets.SendDrain) -> None:
         if process := self._processes.get(action.serial):
-            process.send(Drain(action.deadline_s))
+            process.send(Drain(action.deadline_s, action.replaced))
 
     def _signal(self, serial: int, number: signal.Signals) -> None:
         if process := self._processes.get(serial):

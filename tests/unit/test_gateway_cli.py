@@ -104,7 +104,10 @@ def test_the_exit_code_of_the_supervisor_is_passed_on(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("command", ["serve", "check", "status", "new-key"])
 def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(command, "--help") == 0
-    assert "--help" in capsys.readouterr().out
+    long = capsys.readouterr().out
+    assert "--help" in long
+    assert exit_code(command, "-h") == 0
+    assert capsys.readouterr().out == long
 
 
 def test_the_list_of_commands_imports_none_of_them(

@@ -175,7 +175,7 @@ class TestTerminate:
         fleet.terminate(0.0)
         keep_alive(fleet, [1], 0.0, DRAIN_S + f.DRAIN_GRACE_S - 1)
         assert fleet.tick(DRAIN_S + f.DRAIN_GRACE_S) == [f.Kill(1)]
-        assert fleet.exited(1, 16.0)[-1] == f.Halt(0)
+        assert fleet.exited(1, 31.0)[-1] == f.Halt(0)
 
     def test_a_second_time_kills_at_once(self) -> None:
         fleet = up(2)
@@ -208,8 +208,8 @@ class TestRoll:
         fleet = up(2)
         assert fleet.roll(10.0) == [f.Spawn(0, 3)]
         assert fleet.slots[0].serves
-        assert fleet.ready(3, 11.0) == [f.SendDrain(1, ROLL_S), f.Spawn(1, 4)]
-        assert fleet.ready(4, 12.0) == [f.SendDrain(2, ROLL_S)]
+        assert fleet.ready(3, 11.0) == [f.SendDrain(1, ROLL_S, True), f.Spawn(1, 4)]
+        assert fleet.ready(4, 12.0) == [f.SendDrain(2, ROLL_S, True)]
         assert fleet.exited(1, 13.0) == []
         assert fleet.exited(2, 14.0) == []
         assert [slot.restarts for slot in fleet.slots] == [1, 1]
@@ -238,13 +238,13 @@ class TestRoll:
         fleet.roll(0.0)
         fleet.ready(2, 0.0)
         keep_alive(fleet, [1, 2], 0.0, ROLL_S + f.DRAIN_GRACE_S - 1)
-        fleet.heard(2, 105.0)
+        fleet.heard(2, ROLL_S + f.DRAIN_GRACE_S)
         assert fleet.tick(ROLL_S + f.DRAIN_GRACE_S) == [f.Kill(1)]
 
     def test_of_one_slot(self) -> None:
         fleet = up(3)
         assert fleet.restart(1, 0.0) == [f.Spawn(1, 4)]
-        assert fleet.ready(4, 1.0) == [f.SendDrain(2, ROLL_S)]
+        assert fleet.ready(4, 1.0) == [f.SendDrain(2, ROLL_S, True)]
 
     def test_terminate_ends_it(self) -> None:
         fleet = up(2)
