@@ -50,7 +50,7 @@ class Executor:
 
     async def execute(self, running: Running) -> Ending:
         """The sample's ending. Cancelling closes the upstream connection."""
-        budget = retry.Budget(first_tried_at_s=self._clock.monotonic_s())
+        budget = retry.Budget()
         avoid: Upstream | None = None
         for attempt in range(1, 2**16):
             upstream = self._pool.choose(avoid)

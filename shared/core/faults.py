@@ -69,6 +69,9 @@ _BREAKS: Final[dict[BreakKind, tuple[FaultClass, bool]]] = {
 }
 
 _MESSAGE_CHARS: Final = 500
+# Enough to hold any message; an error page can be of any size.
+_READ_BYTES: Final = 64 * 1024
+# Longer than any router asks for; a typing error in one must not hold samples for a day.
 _LONGEST_RETRY_AFTER_S: Final = 600.0
 _NAN: Final = "Out of range float values are not JSON compliant"
 _ENGINE_DEAD: Final = "EngineCore encountered an issue"
@@ -99,40 +102,53 @@ def classify_reply(status: int, body: bytes, headers: Mapping[str, str], *, adap
         return Fault(FaultClass.NEVER_EXECUTED, message, retry_after_s=_retry_after_s(headers))
     if status == 404 and adapter_loading:
         return Fault(FaultClass.NEVER_EXECUTED, message)
-    if status == 500:
-        return _classify_500(words, message)
-    if status >= 500 or status < 400:
-        return Fault(FaultClass.AMBIGUOUS, message)
-    return _classify_refusal(status, words, message)
+    if status >= 500:
+        return _classify_5xx(status, words, message)
+    if status >= 400:
+        return _classify_refusal(status, body, message)
+    if status >= 300:
+        hint = "give --upstream the address that it redirects to"
+        return Fault(FaultClass.REFUSED, f"upstream answered {status}: {hint}")
+    return Fault(FaultClass.AMBIGUOUS, message)
 
 
-def _classify_500(words: str, message: str) -> Fault:
-    if words.startswith(_ENGINE_DEAD):
+def _classify_5xx(status: int, words: str, message: str) -> Fault:
+    if status == 500 and _ENGINE_DEAD in words:
         return Fault(FaultClass.INTERRUPTED, message, upstream_down=True)
-    if any(text in words for text in _ROUTER_LOST_IT):
+    if status == 500 and any(text in words for text in _ROUTER_LOST_IT):
         # The router itself is well: another of its servers may answer.
         return Fault(FaultClass.INTERRUPTED, message)
     return Fault(FaultClass.AMBIGUOUS, message)
 
 
-def _classify_refusal(status: int, words: str, message: str) -> Fault:
-    if status == 400 and _NAN in words:
+def _classify_refusal(status: int, body: bytes, message: str) -> Fault:
+    """A 4xx is the user's mistake, except where only the operator can mend it or the model is broken."""
+    if status == 400 and _NAN in message:
         return Fault(FaultClass.REFUSED, f"{message} (the model computes NaN: bad weights or adapter)")
     if status in (401, 403):
         hint = "the gateway's operator must set --upstream-api-key-file"
         return Fault(FaultClass.REFUSED, f"upstream answered {status}: {hint}")
+    if status in (404, 405) and b'"error"' not in body:
+        hint = "there is no /v1/completions; is --upstream a vLLM server?"
+        return Fault(FaultClass.REFUSED, f"upstream answered {status}: {hint}")
+    if status == 408:
+        # With words of its own it is some proxy's deadline, not a router's queue: it may have run.
+        return Fault(FaultClass.AMBIGUOUS, message)
     return Fault(FaultClass.REFUSED, message, Category.USER)
 
 
 def upstream_words(body: bytes) -> str:
-    """The upstream's own message: of vLLM's `error.message`, of FastAPI's `detail`, or the text; shortened."""
-    text = body[: 64 * 1024].decode("utf-8", "replace").strip()
+    """The upstream's own message: vLLM's `error.message`, FastAPI's `detail`, or the text itself; shortened.
+
+    Always valid Unicode, whatever was sent.
+    """
+    text = body[:_READ_BYTES].decode("utf-8", "replace").strip()
     try:
-        document = json.loads(text)
+        words = _message_in(json.loads(text)) or text
     except (ValueError, RecursionError):
-        return text[:_MESSAGE_CHARS]
-    found = _message_in(document)
-    return (found if found is not None else text)[:_MESSAGE_CHARS]
+        words = text
+    # JSON can smuggle in half a surrogate pair, which no reply could carry on.
+    return words[:_MESSAGE_CHARS].encode("utf-8", "replace").decode()
 
 
 def _message_in(document: object) -> str | None:
@@ -149,8 +165,9 @@ def _message_in(document: object) -> str | None:
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Seconds of a `Retry-After` header; the date form is not used by any upstream that is known."""
+    text = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
     try:
-        seconds = float(headers.get("Retry-After", ""))
+        seconds = float(text)
     except ValueError:
         return None
     return min(seconds, _LONGEST_RETRY_AFTER_S) if seconds >= 0 else None

@@ -30,12 +30,15 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a sample has used up. `in_a_row` counts failures of any kind, for the back-off."""
+    """What a sample has used up.
 
-    first_tried_at_s: float
+    `tries` counts failed attempts of any kind, for the back-off. `waiting_since_s`: since when no upstream has taken
+    it; None when the last attempt was executed, or was the first.
+    """
+
     reexecutions: int = 0
     aborts: int = 0
-    in_a_row: int = 0
+    tries: int = 0
     waiting_since_s: float | None = None
 
 
@@ -79,10 +82,12 @@ def decide(fault: Fault, budget: Budget, policy: Policy, now_s: float, rng_unit:
 def _wait_or_fail(fault: Fault, budget: Budget, policy: Policy, now_s: float, rng_unit: float) -> Decision:
     """The clock is that of waiting in vain: an execution in between, however long, is not charged to it."""
     since_s = budget.waiting_since_s if budget.waiting_since_s is not None else now_s
-    decision = _wait(fault, replace(budget, waiting_since_s=since_s), rng_unit)
-    if now_s + decision.delay_s - since_s > policy.upstream_wait_s:
+    left_s = since_s + policy.upstream_wait_s - now_s
+    if left_s <= 0:
         return Fail(Failure(f"no upstream took it for {policy.upstream_wait_s:g} s; {fault.message}", fault.category))
-    return decision
+    decision = _wait(fault, replace(budget, waiting_since_s=since_s), rng_unit)
+    # One last try when the time is up, however long the upstream asked to be left alone.
+    return replace(decision, delay_s=min(decision.delay_s, left_s))
 
 
 def _execute_again(fault: Fault, budget: Budget, policy: Policy, rng_unit: float) -> Decision:
@@ -93,8 +98,8 @@ def _execute_again(fault: Fault, budget: Budget, policy: Policy, rng_unit: float
 
 def _wait(fault: Fault, budget: Budget, rng_unit: float) -> Wait:
     """Exponential, with full jitter over the upper half; never sooner than the upstream asks."""
-    longest_s = min(_FIRST_DELAY_S * 2.0 ** min(budget.in_a_row, 16), _LONGEST_DELAY_S)
+    longest_s = min(_FIRST_DELAY_S * 2.0 ** min(budget.tries, 16), _LONGEST_DELAY_S)
     delay_s = longest_s * (0.5 + 0.5 * rng_unit)
     if fault.retry_after_s is not None:
         delay_s = fault.retry_after_s + delay_s * rng_unit
-    return Wait(delay_s, replace(budget, in_a_row=budget.in_a_row + 1))
+    return Wait(delay_s, replace(budget, tries=budget.tries + 1))

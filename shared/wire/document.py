@@ -1,12 +1,11 @@
 """Reading a large JSON reply without an object per number.
 
-pysimdjson parses, and hands out arrays of numbers as buffers that are copies of its own, so they outlive the parser. One
-parser per body: a parser refuses to parse again while anything of its last document is alive, and keeps its buffers.
-Where there is no pysimdjson (no wheel for this Python), orjson does the same at twice to five times the price. A body
-is read by one of the two, never by both: they treat duplicate keys differently.
+pysimdjson parses, and hands out arrays of numbers as buffers that are copies of its own, so they outlive the parser.
+One parser per body: a parser refuses to parse again while anything of its last document is alive, and keeps its
+buffers. Where there is no pysimdjson (no wheel for this Python), orjson does the same at twice to five times the price.
+A body is read by one of the two, never by both: they treat duplicate keys differently.
 
-Objects and arrays of either look alike here: `value[key]`, `len(value)`, iteration. A key that is missing reads as an
-error, an array element that is not a number too; all such errors are in `UNREADABLE`.
+Objects and arrays of either look alike here: `value[key]`, `value.get(key)`, `len(value)`, iteration.
 """
 
 from __future__ import annotations
@@ -17,11 +16,15 @@ import numpy as np
 import orjson
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
     from numpy.typing import NDArray
 
+simdjson: ModuleType | None
 try:
     import simdjson
-except ImportError:  # pragma: no cover - CPython without a wheel
+except ImportError:  # CPython without a wheel
     simdjson = None
 
 Value = Any
@@ -30,27 +33,36 @@ Value = Any
 UNREADABLE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError)
 
 
-def load(body: bytes) -> Value:
-    """The document in `body`. Raises one of `UNREADABLE`."""
-    return simdjson.Parser().parse(body) if simdjson is not None else orjson.loads(body)
+def _load_plain(body: bytes) -> Value:
+    return orjson.loads(body)
+
+
+def _load_simdjson(body: bytes) -> Value:
+    assert simdjson is not None
+    return simdjson.Parser().parse(body)
+
+
+# By name, so that a test can run both.
+LOADERS: Final[dict[str, Callable[[bytes], Value]]] = {"orjson": _load_plain}
+if simdjson is not None:
+    LOADERS["simdjson"] = _load_simdjson
+load: Final = LOADERS.get("simdjson", _load_plain)
 
 
 def integers(array: Value) -> NDArray[np.int64]:
-    """int64[len]; a float, even 2.0, and whatever else is not an integer are errors."""
+    """int64[len]; a float, even 2.0, and whatever else is not an integer are one of `UNREADABLE`."""
     if isinstance(array, list):
-        if not all(type(item) is int for item in array):
-            raise TypeError("not an integer")
+        _require(all(type(item) is int for item in array), "not an integer")
         return np.array(array, np.int64)
-    return np.frombuffer(array.as_buffer(of_type="i"), np.int64)
+    return _flat(array, np.frombuffer(array.as_buffer(of_type="i"), np.int64))
 
 
 def floats(array: Value) -> NDArray[np.float64]:
-    """float64[len]; null is an error, never a zero."""
+    """float64[len]; null is one of `UNREADABLE`, never a zero."""
     if isinstance(array, list):
-        if not all(type(item) in (int, float) for item in array):
-            raise TypeError("not a number")
+        _require(all(type(item) in (int, float) for item in array), "not a number")
         return np.array(array, np.float64)
-    return np.frombuffer(array.as_buffer(of_type="d"), np.float64)
+    return _flat(array, np.frombuffer(array.as_buffer(of_type="d"), np.float64))
 
 
 def plain(value: Value) -> Any:
@@ -58,3 +70,15 @@ def plain(value: Value) -> Any:
     if isinstance(value, list | dict):
         return value
     return value.as_dict() if hasattr(value, "as_dict") else value.as_list()
+
+
+def _flat(array: Value, numbers: NDArray[Any]) -> NDArray[Any]:
+    """pysimdjson's buffers flatten nested arrays, and say nothing."""
+    _require(len(array) == len(numbers), "an array within an array")
+    _require(not len(numbers) or isinstance(array[0], int | float), "an array within an array")
+    return numbers
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise TypeError(otherwise)

@@ -65,7 +65,7 @@ def _build_pool() -> descriptor_pool.DescriptorPool:
         for field in fields:
             _add_field(message, *field)
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
+    pool.Add(file)
     return pool
 
 
@@ -123,7 +123,7 @@ def decode_sample_response(data: bytes | memoryview) -> SampleResult:
         SequenceResult(
             sequence.tokens,
             sequence.logprobs,
-            STOP_REASONS[sequence.stop_reason],
+            _stop_reason(sequence.stop_reason),
             _topk(sequence.topk_sampled_logprobs) if sequence.HasField("topk_sampled_logprobs") else None,
         )
         for sequence in message.sequences
@@ -144,6 +144,12 @@ def sample_response_json(data: bytes | memoryview) -> bytes:
     if result.prompt is not None and result.prompt.topk is not None:
         document["topk_prompt_logprobs"] = _topk_json(result.prompt.topk)
     return orjson.dumps(document)
+
+
+def _stop_reason(number: int) -> StopReason:
+    if not 0 <= number < len(STOP_REASONS):
+        raise ValueError(f"not a SampleResponse: its stop_reason is {number}")
+    return STOP_REASONS[number]
 
 
 def _fill(target: Any, topk: TopK) -> None:

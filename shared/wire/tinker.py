@@ -7,6 +7,7 @@ wrong value would be acted on. Replies are bytes, never null where the SDK expec
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -14,10 +15,11 @@ import orjson
 
 from shared.core.errors import BadRequest
 from shared.core.model import CLONE_SPAN
+from shared.wire.strict import decode
 from shared.wire.tinker_sample import SampleCall, decode_sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from shared.core.model import Failure
 
@@ -112,14 +114,12 @@ _readers: Final[dict[type, Any]] = {
         _RetrieveFutures,
     )
 }
+_any_decoder: Final = msgspec.json.Decoder()
 
 
 def _read(kind: type[T], body: bytes) -> T:
     decoder, name = _readers[kind]
-    try:
-        decoded: T = decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise BadRequest(f"the request is not a valid {name}: {error}") from None
+    decoded: T = decode(decoder, body, name)
     return decoded
 
 
@@ -197,10 +197,7 @@ def decode_client_config(body: bytes) -> str:
 
 
 def _any_json(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise BadRequest(f"the request is not JSON: {error}") from None
+    return decode(_any_decoder, body, "JSON text")
 
 
 def prefers_protobuf(accept: bytes | None) -> bool:

@@ -1,0 +1,279 @@
+"""What vLLM's `/v1/completions` answers, as packed bytes; or why it is no answer.
+
+Nothing is made up. A count, a length or a value that does not fit is an AMBIGUOUS fault that says what was wrong: never
+zeros in place of logprobs, never a wrapped token id, never fewer sequences than were promised. Numbers go from the
+parser's buffers into numpy; only the top-k and prompt scores, which vLLM tells as objects, cost an object per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shared.core.faults import Fault, FaultClass, upstream_words
+from shared.core.result import PromptScores, SampleResult, SequenceResult, StopReason, TopK
+from shared.wire import document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from shared.core.model import SampleSpec
+    from shared.wire.document import Value
+    from shared.wire.vllm_request import UpstreamCall
+
+_INT32_MAX: Final = 2**31 - 1
+# How the SDK tells that a cell of a top-k row is empty.
+_EMPTY_LOGPROB: Final = -99999.0
+_TOKEN_KEY: Final = "token_id:"
+_STOP_REASONS: Final = {
+    "stop": StopReason.STOP,
+    "length": StopReason.LENGTH,
+    # vLLM's own detector of endless repetition ended it: it will not go on.
+    "repetition": StopReason.STOP,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One reply. `sequences` in the order of their index; `cached_tokens`: prompt tokens found in the prefix cache."""
+
+    sequences: tuple[SequenceResult, ...]
+    scores: PromptScores | None
+    cached_tokens: int
+
+
+class _ReplyError(Exception):
+    """A 200 that is not a result; the text says what was wrong, after "upstream answered 200"."""
+
+
+class _AbortedError(Exception):
+    """The engine gave the request up after `tokens` tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(tokens)
+        self.tokens = tokens
+
+
+def decode_reply(
+    call: UpstreamCall, spec: SampleSpec, body: bytes, load: Callable[[bytes], Value] = document.load
+) -> Decoded | Fault:
+    """The sequences and scores in the body of a 200, or why it is no result.
+
+    An engine that gave up is ABORTED, or NEVER_EXECUTED when it had not made a token (it drains, or is paused).
+    `load`: one of `document.LOADERS`.
+    """
+    try:
+        return _decode(call, spec, _loaded(body, load))
+    except _AbortedError as aborted:
+        kind = FaultClass.ABORTED if aborted.tokens else FaultClass.NEVER_EXECUTED
+        return Fault(kind, f"upstream's engine aborted the request after {aborted.tokens} tokens")
+    except _ReplyError as error:
+        return Fault(FaultClass.AMBIGUOUS, f"upstream answered 200 {error}")
+    except document.UNREADABLE as error:
+        return Fault(FaultClass.AMBIGUOUS, f"upstream answered 200 with what is no completion ({_short(error)})")
+
+
+def combine(spec: SampleSpec, decoded: Sequence[Decoded]) -> SampleResult:
+    """All replies of an attempt as one result, with as many sequences as were promised.
+
+    A greedy sample has one sequence, n times. The cache hits are those of the sampling request, which comes last.
+    """
+    sequences = tuple(sequence for part in decoded for sequence in part.sequences)
+    if len(sequences) == 1 < spec.num_samples:
+        sequences *= spec.num_samples
+    scores = next((part.scores for part in decoded if part.scores is not None), None)
+    return SampleResult(sequences, scores, decoded[-1].cached_tokens)
+
+
+def _loaded(body: bytes, load: Callable[[bytes], Value]) -> Value:
+    try:
+        reply = load(body)
+        told = reply.get("error")
+    except document.UNREADABLE as error:
+        raise _ReplyError(f"with {_what_it_is(body)} ({_short(error)})") from None
+    if told:
+        raise _ReplyError(f"with an error inside: {upstream_words(body)}")
+    return reply
+
+
+def _what_it_is(body: bytes) -> str:
+    start = body[:64].lstrip()
+    if not start:
+        return "an empty body"
+    if start.startswith(b"<"):
+        return "HTML instead of JSON"
+    if b"NaN" in body or b"Infinity" in body:
+        return "NaN or Infinity, which is no JSON"
+    return "what is no JSON object, or was cut"
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:120]
+
+
+def _decode(call: UpstreamCall, spec: SampleSpec, reply: Value) -> Decoded:
+    choices = _choices_in_order(reply["choices"], max(call.sequences, 1))
+    sequences = tuple(_sequence(spec, choice) for choice in choices) if call.sequences else ()
+    # With several choices each repeats the prompt's scores: the first will do.
+    scores = _prompt_scores(spec, choices[0].get("prompt_logprobs")) if call.scores else None
+    return Decoded(sequences, scores, _cached_tokens(reply))
+
+
+def _choices_in_order(choices: Value, wanted: int) -> list[Value]:
+    """One aborted choice spoils all: they belong to one promise."""
+    if any(choice.get("finish_reason") == "abort" for choice in choices):
+        raise _AbortedError(sum(_tokens_made(choice) for choice in choices))
+    if len(choices) != wanted:
+        raise _ReplyError(f"with {len(choices)} choices where {wanted} were asked for")
+    by_index = {choice["index"]: choice for choice in choices}
+    if by_index.keys() != set(range(wanted)):
+        raise _ReplyError(f"with choices numbered {sorted(by_index)[:8]} where {wanted} were asked for")
+    return [by_index[index] for index in range(wanted)]
+
+
+def _tokens_made(choice: Value) -> int:
+    ids = choice.get("token_ids")
+    scored = choice.get("logprobs")
+    values = scored.get("token_logprobs") if scored is not None else None
+    return max(len(told) if told is not None else 0 for told in (ids, values))
+
+
+def _sequence(spec: SampleSpec, choice: Value) -> SequenceResult:
+    finish_reason = choice.get("finish_reason")
+    if finish_reason not in _STOP_REASONS:
+        raise _ReplyError(f"with the finish_reason {finish_reason!r}")
+    scored = choice.get("logprobs")
+    if scored is None:
+        raise _ReplyError("without logprobs")
+    tokens = _token_ids(choice.get("token_ids"), scored)
+    logprobs = _logprobs(scored["token_logprobs"])
+    if len(tokens) != len(logprobs):
+        raise _ReplyError(f"with {len(tokens)} token ids and {len(logprobs)} logprobs")
+    topk = _sampled_topk(scored, spec.topk_sample_logprobs, len(tokens))
+    return SequenceResult(tokens.astype("<i4").tobytes(), _packed(logprobs), _STOP_REASONS[finish_reason], topk)
+
+
+def _token_ids(token_ids: Value, scored: Value) -> NDArray[np.int64]:
+    """vLLM before `return_token_ids` tells the ids as `token_id:N` texts only."""
+    if token_ids is None:
+        return np.array([_id_of(text) for text in document.plain(scored["tokens"])], np.int64)
+    try:
+        ids = document.integers(token_ids)
+    except document.UNREADABLE as error:
+        raise _ReplyError(f"with token ids that are not all integers ({_short(error)})") from None
+    if len(ids) and not (ids.min() >= 0 and ids.max() <= _INT32_MAX):
+        raise _ReplyError(f"with token ids from {ids.min()} to {ids.max()}, which are not all in 0 .. 2**31 - 1")
+    return ids
+
+
+def _logprobs(values: Value) -> NDArray[np.float64]:
+    try:
+        return document.floats(values)
+    except document.UNREADABLE as error:
+        raise _ReplyError(f"with logprobs that are not all numbers ({_short(error)})") from None
+
+
+def _packed(logprobs: NDArray[np.float64]) -> bytes:
+    """float32, little-endian. NaN is for prompt positions that were not computed; infinity is for none."""
+    with np.errstate(over="ignore"):
+        narrow = logprobs.astype("<f4")
+    if np.isinf(narrow).any():
+        raise _ReplyError("with a logprob that no 32-bit float holds")
+    return narrow.tobytes()
+
+
+# -- top-k and prompt scores --------------------------------------------------------------------------------------
+
+
+def _sampled_topk(scored: Value, k: int, tokens: int) -> TopK | None:
+    if not k:
+        return None
+    rows = document.plain(scored["top_logprobs"])
+    if len(rows) != tokens:
+        raise _ReplyError(f"with {tokens} token ids and {len(rows)} rows of top_logprobs")
+    return _topk([_best(((_id_of(key), value) for key, value in row.items()), k) for row in rows], k)
+
+
+def _id_of(text: Any) -> int:
+    digits = text[len(_TOKEN_KEY) :] if isinstance(text, str) and text.startswith(_TOKEN_KEY) else ""
+    return _id_in(digits, f"with a token told as {str(text)[:20]!r} instead of {_TOKEN_KEY}N")
+
+
+def _id_in(digits: str, otherwise: str) -> int:
+    # Ten characters hold all of int32, and keep int() cheap.
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 10 and int(digits) <= _INT32_MAX):
+        raise _ReplyError(otherwise)
+    return int(digits)
+
+
+def _best(pairs: Iterable[tuple[int, float]], k: int) -> list[tuple[int, float]]:
+    """The k best of a row. vLLM adds the token itself when it is not among them: it falls off at the end."""
+    return sorted(pairs, key=_by_falling_logprob)[:k]
+
+
+def _by_falling_logprob(pair: tuple[int, float]) -> float:
+    return -_number(pair[1])
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise _ReplyError(f"with the logprob {value!r}")
+    return float(value)
+
+
+def _topk(rows: Sequence[Sequence[tuple[int, float]]], k: int) -> TopK:
+    """Rows of at most k pairs, the best first, filled up as the SDK reads them."""
+    ids = np.zeros((len(rows), k), "<i4")
+    logprobs = np.full((len(rows), k), _EMPTY_LOGPROB, np.float64)
+    for place, row in enumerate(rows):
+        if row:
+            ids[place, : len(row)], logprobs[place, : len(row)] = zip(*row, strict=True)
+    return TopK(ids.tobytes(), _packed(logprobs), k, len(rows))
+
+
+def _prompt_scores(spec: SampleSpec, told: Value) -> PromptScores:
+    rows = document.plain(told) if told is not None else None
+    if rows is None or len(rows) != spec.prompt_tokens:
+        count = "no" if rows is None else len(rows)
+        raise _ReplyError(f"with {count} prompt_logprobs for {spec.prompt_tokens} prompt tokens")
+    # The first token has no predecessor to be scored from.
+    first = spec.prompt_tokens - spec.prompt_logprobs_last_n if spec.prompt_logprobs_last_n is not None else 1
+    logprobs = _own_logprobs(spec, rows, first) if spec.prompt_logprobs else None
+    k = spec.topk_prompt_logprobs
+    return PromptScores(logprobs, _prompt_topk(rows, first, k) if k else None)
+
+
+def _own_logprobs(spec: SampleSpec, rows: Sequence[Any], first: int) -> bytes:
+    """Each prompt token's own logprob, found by its id: the order within a row is not a promise."""
+    values = np.full(len(rows), np.nan, np.float64)
+    tokens = spec.prompt.decode().split(",")
+    for place in range(first, len(rows)):
+        row = rows[place]
+        if not row or tokens[place] not in row:
+            raise _ReplyError(f"without the logprob of the prompt token at position {place}")
+        values[place] = _number(row[tokens[place]]["logprob"])
+    return _packed(values)
+
+
+def _prompt_topk(rows: Sequence[Any], first: int, k: int) -> TopK:
+    empty: list[tuple[int, float]] = []
+    return _topk([empty] * first + [_ranked(row, k) for row in rows[first:]], k)
+
+
+def _ranked(row: Any, k: int) -> list[tuple[int, float]]:
+    if not row:
+        raise _ReplyError("without the prompt_logprobs of some position")
+    otherwise = "with prompt_logprobs whose keys are not token ids"
+    return _best(((_id_in(token, otherwise), entry["logprob"]) for token, entry in row.items()), k)
+
+
+def _cached_tokens(reply: Value) -> int:
+    """Told for information only, and by some servers not at all."""
+    usage = reply.get("usage")
+    details = usage.get("prompt_tokens_details") if usage is not None else None
+    cached = details.get("cached_tokens") if details is not None else None
+    return cached if isinstance(cached, int) and 0 <= cached <= _INT32_MAX else 0
