@@ -7,6 +7,7 @@ import pytest
 
 from gateway import backing as b
 from shared.config import Settings
+from shared.core.errors import StartError
 from shared.core.model import SampleKey
 from shared.store.base import Store, StoreInfo, StoreRefused, StoreUnavailable
 
@@ -98,7 +99,7 @@ async def test_what_cannot_be_used_stops_the_start(
     store: FakeStore, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """B10, C5"""
-    with pytest.raises(b.StartError, match=message) as refusal:
+    with pytest.raises(StartError, match=message) as refusal:
         await backed_by(store, monkeypatch, tmp_path).open()
     assert store.closed
     assert "hunter2" not in str(refusal.value)
