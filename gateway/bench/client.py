@@ -55,12 +55,14 @@ class SdkClient:
         clock: Clock,
         *,
         session_poll: bool | None = None,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._workload = workload
         self._verifier = verifier
         self._tally = tally
         self._clock = clock
         self._session_poll = session_poll
+        self._heartbeat_s = heartbeat_s
         self._endpoints = sdk_requests.Endpoints(target, api_key)
         self._session_pool = ConnectionPool(target)
         self._submit_pool = ConnectionPool(target)
@@ -105,19 +107,18 @@ class SdkClient:
         if self.uses_session_poll:
             poller = SessionPoller(self._poll_pool, self._endpoints, self._sampling_session_id, self._tally)
         self._retriever = Retriever(self._retrieve_pool, self._endpoints, poller, self._workload, self._tally)
-        background = [asyncio.create_task(self._heartbeats())]
-        if poller is not None:
-            background.append(asyncio.create_task(poller.run()))
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(self._run_in_turn(indices))
+        # A task beside the samples that fails ends the run; the samples' end ends them.
+        async with asyncio.TaskGroup() as group:
+            beside = [group.create_task(self._heartbeats())]
             if poller is not None:
-                await poller.close()
-        finally:
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+                beside.append(group.create_task(poller.run()))
+            try:
+                await self._run_samples(indices, concurrency)
+                if poller is not None:
+                    await poller.close()
+            finally:
+                for task in beside:
+                    task.cancel()
 
     def close(self) -> None:
         self._gate.close()
@@ -129,6 +130,11 @@ class SdkClient:
         return (self._session_pool, self._submit_pool, self._retrieve_pool, self._poll_pool)
 
     # one sample
+
+    async def _run_samples(self, indices: Iterator[int], concurrency: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(self._run_in_turn(indices))
 
     async def _run_in_turn(self, indices: Iterator[int]) -> None:
         for index in indices:
@@ -224,7 +230,7 @@ class SdkClient:
     async def _heartbeats(self) -> None:
         request = self._endpoints.heartbeat.request(sdk_requests.heartbeat_body(self._session_id))
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._heartbeat_s)
             started_s = self._clock.monotonic_s()
             reply = await self._exchange(self._session_pool, self._endpoints.heartbeat, request)
             self._tally.beat(self._clock.monotonic_s() - started_s, reply is not None and reply.status == 200)

@@ -80,6 +80,7 @@ def _client(plan: Plan, tally: Tally) -> SdkClient:
         tally,
         SystemClock(),
         session_poll=plan.session_poll,
+        heartbeat_s=plan.heartbeat_s,
     )
 
 

@@ -53,6 +53,7 @@ _SCENARIO_OPTIONS: list[Callable[[Any], Any]] = [
         type=_FRACTION,
         help="Fraction of samples submitted twice: at once on two connections, or after a lost reply. [default: 0]",
     ),
+    click.option("--heartbeat-seconds", type=float, help="Between two heartbeats of a client process. [default: 10]"),
     click.option(
         "--verify/--no-verify",
         default=None,

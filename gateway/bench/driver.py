@@ -87,6 +87,7 @@ def make_plans(scenario: Scenario, url: str, model: str, api_key: str, *, verify
             step=scenario.client_processes,
             samples=scenario.samples,
             concurrency=concurrency,
+            heartbeat_s=scenario.heartbeat_seconds,
             stuck_after_s=_STUCK_S + 10 * scenario.gen_seconds,
         )
         for number, concurrency in enumerate(concurrencies)
@@ -193,5 +194,7 @@ async def _all(coroutines: Iterable[Coroutine[None, None, T]]) -> list[T]:
 
 
 async def _stop(clients: list[ClientProcess], watch: Watch) -> None:
-    await watch.stop()
-    await asyncio.gather(*(client.stop() for client in clients), return_exceptions=True)
+    try:
+        await watch.stop()
+    finally:
+        await asyncio.gather(*(client.stop() for client in clients))

@@ -29,6 +29,7 @@ class Plan(msgspec.Struct, tag="plan", frozen=True, kw_only=True):
     step: int
     samples: int
     concurrency: int
+    heartbeat_s: float
     stuck_after_s: float
 
 

@@ -84,6 +84,8 @@ class Retriever:
         endpoint = self._endpoints.retrieve_future
         request = endpoint.request(sdk_requests.retrieve_future_body(request_id, metadata))
         try:
+            if drop_after_s is None:
+                return await self._pool.send(request, endpoint.read_timeout_s)
             async with asyncio.timeout(drop_after_s):
                 return await self._pool.send(request, endpoint.read_timeout_s)
         except NoReply:

@@ -29,13 +29,20 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     abandon_polls: float = 0.0
     cancel: float = 0.0
     duplicates: float = 0.0
+    heartbeat_seconds: float = 10.0
     verify: bool | None = None
     seed: int = 0
 
 
 # Each value only where the preset differs from the defaults above.
 PRESETS: Final[dict[str, dict[str, Any]]] = {
-    "burst": {"samples": 2_048, "concurrency": 2_048, "vllm_mode": "barrier", "gen_seconds": 5.0},
+    "burst": {
+        "samples": 2_048,
+        "concurrency": 2_048,
+        "vllm_mode": "barrier",
+        "gen_seconds": 5.0,
+        "heartbeat_seconds": 1.0,
+    },
     "queue": {
         "samples": 32_768,
         "concurrency": 32_768,
@@ -82,6 +89,8 @@ def _check(scenario: Scenario) -> None:
             raise ConfigError(f"{_flag(name)} {getattr(scenario, name)}: must be a fraction between 0 and 1")
     if scenario.gen_seconds < 0:
         raise ConfigError(f"--gen-seconds {scenario.gen_seconds}: must not be negative")
+    if scenario.heartbeat_seconds <= 0:
+        raise ConfigError(f"--heartbeat-seconds {scenario.heartbeat_seconds}: must be above 0")
 
 
 def _flag(name: str) -> str:

@@ -107,6 +107,9 @@ def _health(report: Report) -> str:
         parts.append(f"healthz p50 {health.p50:.1f} ms, p99 {health.p99:.1f} ms, max {health.max:.0f} ms")
     if gateway.healthz_failures:
         parts.append(f"{gateway.healthz_failures} probes unanswered")
+    if report.client.heartbeats:
+        slowest = f"slowest of {report.client.heartbeats} heartbeats {_s(report.client.heartbeat_max_s)}"
+        parts.append(slowest + (f", {report.client.heartbeats_failed} failed" * bool(report.client.heartbeats_failed)))
     if gateway.loop_lag_ms is not None:
         parts.append(f"loop lag max {gateway.loop_lag_ms.max:.0f} ms")
     return "; ".join(parts)

@@ -121,12 +121,16 @@ class Watch:
         self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self._probe_health())]
 
     async def stop(self) -> None:
+        """Takes the last look. Raises what made a look fail, since its figures are missing then."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._session is not None:
-            await self._look()
-            await self._session.close()
+            async with self._session:
+                await self._look()
+        for failure in ended:
+            if isinstance(failure, Exception):
+                raise failure
 
     async def _keep_looking(self) -> None:
         while True:

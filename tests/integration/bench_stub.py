@@ -68,6 +68,11 @@ class Stub:
         self.ack_timeouts: list[float | None] = []
         self.cancelled: list[str] = []
         self.arrived = asyncio.Event()
+        self._then: dict[str, tuple[int, Callable[[], None]]] = {}
+
+    def on(self, name: str, count: int, then: Callable[[], None]) -> None:
+        """Calls `then` when the `count`-th request to this path arrives."""
+        self._then[name] = (count, then)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=2**26)
@@ -89,6 +94,9 @@ class Stub:
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             self.requests[name] += 1
+            count, then = self._then.get(name, (0, None))
+            if then is not None and count == self.requests[name]:
+                then()
             if request.transport is not None:
                 self.sources.add(request.transport.get_extra_info("peername")[0])
             body = json.loads(await request.read())

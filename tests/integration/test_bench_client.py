@@ -42,12 +42,26 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 
 async def load(
-    stub: Stub, samples: int = 8, *, concurrency: int | None = None, source_ip: str | None = None, **trouble: Any
+    stub: Stub,
+    samples: int = 8,
+    *,
+    concurrency: int | None = None,
+    source_ip: str | None = None,
+    heartbeat_s: float = 60.0,
+    **trouble: Any,
 ) -> tuple[Tally, SdkClient]:
     async with running(stub) as url:
         tally = Tally()
         workload = Workload(seed=SEED, model=MODEL, prompt_tokens=16, trouble_within_s=0.05, **trouble)
-        client = SdkClient(parse_target(url, source_ip), "tml-test", workload, StubVerifier(), tally, SystemClock())
+        client = SdkClient(
+            parse_target(url, source_ip),
+            "tml-test",
+            workload,
+            StubVerifier(),
+            tally,
+            SystemClock(),
+            heartbeat_s=heartbeat_s,
+        )
         try:
             await client.open()
             await client.run(iter(range(samples)), concurrency or samples)
@@ -246,6 +260,19 @@ async def test_a_promise_gone_under_the_session_poll_is_not_acknowledged() -> No
     tally, _ = await load(stub, 1)
     assert (tally.completed, tally.resubmitted) == (1, 1)
     assert set(stub.acknowledged) == {stub.order[1]}
+
+
+async def test_heartbeats_are_sent_and_timed_while_samples_are_waited_for() -> None:
+    """A1, from the client's side."""
+    stub = Stub()
+    stub.ready.clear()
+    stub.faults["session_heartbeat"].append(Fault(500))
+    stub.on("session_heartbeat", 3, stub.ready.set)
+    tally, _ = await load(stub, 2, heartbeat_s=0.01)
+    assert tally.completed == 2
+    assert tally.heartbeats >= 2
+    assert tally.heartbeats_failed == 1
+    assert tally.heartbeat_max_s > 0
 
 
 async def test_a_gateway_that_gives_no_session_is_told_in_a_sentence() -> None:
