@@ -31,6 +31,7 @@ def rows(report: Report) -> list[Row]:
     """What is worth a line; a line whose figure could not be had is left out."""
     candidates = [
         ("samples", samples_line(report.samples)),
+        ("trouble made", _trouble(report.samples)),
         ("failures", ", ".join(f"{count} x {kind}" for kind, count in report.failures.items())),
         ("rate", f"{report.samples_per_second:,.0f} samples/s, {report.seconds:.1f} s in all"),
         ("latency", _quantiles(report.latency_s)),
@@ -52,20 +53,28 @@ def verdict_line(report: Report) -> str:
     complaints = verdicts(report)
     if complaints:
         return "NOT OK: " + "; ".join(complaints)
-    return "OK: nothing lost, nothing wrong, nothing executed twice" if report.simulator else "OK: nothing lost"
+    checked = ["nothing lost"]
+    checked += ["nothing wrong"] * report.samples.verified
+    if report.simulator is not None:
+        again = report.simulator.allowed_executions > report.samples.requested
+        checked.append("nothing executed more often than allowed" if again else "nothing executed twice")
+    return "OK: " + ", ".join(checked)
 
 
 def samples_line(samples: Samples) -> str:
     check = "" if samples.verified else " (contents not verified)"
     failed = f"{samples.failed - samples.wrong} failed, {samples.wrong} wrong, {samples.lost} lost"
-    extras = [
-        (samples.cancelled, "cancelled"),
-        (samples.resubmitted, "resubmitted"),
+    resubmitted = f", {samples.resubmitted:,} resubmitted" if samples.resubmitted else ""
+    return f"{samples.completed:,} of {samples.requested:,} ok{check}, {failed}{resubmitted}"
+
+
+def _trouble(samples: Samples) -> str:
+    made = [
         (samples.duplicates, "submitted twice"),
-        (samples.abandoned_polls, "polls abandoned"),
+        (samples.abandoned_polls, "polls dropped"),
+        (samples.cancelled, "cancelled"),
     ]
-    told = "".join(f", {count:,} {what}" for count, what in extras if count)
-    return f"{samples.completed:,} of {samples.requested:,} ok{check}, {failed}{told}"
+    return ", ".join(f"{count:,} {what}" for count, what in made if count)
 
 
 def _quantiles(values: Quantiles | None) -> str:
