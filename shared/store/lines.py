@@ -1,0 +1,154 @@
+"""The two ways in which a link is used: commands with a reply each, and subscriptions."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha1
+from typing import TYPE_CHECKING, Any, Final
+
+import hiredis
+
+from shared.store.base import StoreUnavailable
+from shared.store.replies import NO_SCRIPT, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shared.store.connection import Argument, Connection
+    from shared.store.link import Link
+
+# What may wait for a slow server before callers are refused: bounds a worker's memory, 16,000 small samples deep.
+MAX_QUEUED_BYTES: Final = 64 * 1024 * 1024
+
+
+class Script:
+    """A Lua script under the name that Redis gives it."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.name = sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+
+class CommandLine:
+    """Commands and their replies over one link. `commands` counts those that were sent, a script as one."""
+
+    def __init__(self, link: Link, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
+        self._link = link
+        self._max_queued_bytes = max_queued_bytes
+        self.commands = 0
+
+    async def call(self, *arguments: Argument) -> Any:
+        """The reply. Raises `StoreError`."""
+        reply = await self._ask(arguments)
+        if isinstance(reply, hiredis.ReplyError):
+            raise error_of(reply)
+        return reply
+
+    async def run(self, script: Script, keys: list[str], *arguments: Argument) -> Any:
+        """The script's reply; a server that does not know it (any more) is taught it. Raises `StoreError`."""
+        rest = (str(len(keys)), *keys, *arguments)
+        reply = await self._ask(("EVALSHA", script.name, *rest))
+        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT):
+            reply = await self._ask(("EVAL", script.source, *rest))
+        if isinstance(reply, hiredis.ReplyError):
+            raise error_of(reply)
+        return reply
+
+    def post(self, *arguments: Argument) -> None:
+        """Send without waiting, best effort; nothing when there is no connection."""
+        connection = self._link.connection
+        if connection is not None and connection.queued_bytes < self._max_queued_bytes:
+            self.commands += 1
+            connection.ask(*arguments)
+
+    def _ask(self, arguments: tuple[Argument, ...]) -> asyncio.Future[Any]:
+        connection = self._link.connection
+        if connection is None:
+            raise StoreUnavailable("Redis is away", maybe_done=False)
+        if connection.queued_bytes >= self._max_queued_bytes:
+            raise StoreUnavailable("too much waits for Redis already", maybe_done=False)
+        self.commands += 1
+        return connection.ask(*arguments)
+
+
+class Subscriptions:
+    """Channels over one link, kept over reconnects.
+
+    `on_message` gets (channel, payload); `on_gap` is called when all channels are heard again after a loss.
+    """
+
+    def __init__(self, on_message: Callable[[bytes, bytes], None], on_gap: Callable[[], None]) -> None:
+        self._on_message = on_message
+        self._on_gap = on_gap
+        self._connection: Connection | None = None
+        self._wanted: set[str] = set()
+        self._confirmed: dict[str, asyncio.Future[None]] = {}
+        self._awaited_after_loss: set[str] = set()
+        self._lost_before = False
+
+    def on_up(self, connection: Connection) -> None:
+        """Ask for every channel again; the gap is over when the last one is confirmed."""
+        self._connection = connection
+        connection.lost.add_done_callback(self._on_down)
+        if self._wanted:
+            connection.tell("SUBSCRIBE", *self._wanted)
+        if self._lost_before:
+            self._awaited_after_loss = set(self._wanted)
+            if not self._wanted:
+                self._on_gap()
+
+    def on_push(self, reply: Any) -> None:
+        if not isinstance(reply, list) or len(reply) != 3:
+            return
+        kind, channel, payload = reply
+        if kind == b"message":
+            self._on_message(channel, payload)
+        elif kind == b"subscribe":
+            self._confirm(channel.decode())
+
+    async def subscribe(self, channel: str) -> None:
+        """Returns when messages are heard. Raises `StoreUnavailable` when there is no connection, or it is lost."""
+        confirmed = self._confirmed.get(channel)
+        if confirmed is None:
+            if self._connection is None:
+                raise StoreUnavailable("Redis is away", maybe_done=False)
+            confirmed = self._confirmed[channel] = asyncio.get_running_loop().create_future()
+            confirmed.add_done_callback(_mark_retrieved)
+            self._wanted.add(channel)
+            self._connection.tell("SUBSCRIBE", channel)
+        if not confirmed.done():
+            await asyncio.shield(confirmed)
+        else:
+            confirmed.result()
+
+    def unsubscribe(self, channel: str) -> None:
+        self._wanted.discard(channel)
+        self._awaited_after_loss.discard(channel)
+        self._confirmed.pop(channel, None)
+        if self._connection is not None:
+            self._connection.tell("UNSUBSCRIBE", channel)
+
+    def _confirm(self, channel: str) -> None:
+        confirmed = self._confirmed.get(channel)
+        if confirmed is None and channel in self._wanted:
+            confirmed = self._confirmed[channel] = asyncio.get_running_loop().create_future()
+        if confirmed is not None and not confirmed.done():
+            confirmed.set_result(None)
+        if channel in self._awaited_after_loss:
+            self._awaited_after_loss.discard(channel)
+            if not self._awaited_after_loss:
+                self._on_gap()
+
+    def _on_down(self, lost: asyncio.Future[str]) -> None:
+        """Who waits for a confirmation fails; the channels stay wanted."""
+        self._connection = None
+        self._lost_before = True
+        confirmed, self._confirmed = self._confirmed, {}
+        for future in confirmed.values():
+            if not future.done():
+                future.set_exception(StoreUnavailable(lost.result(), maybe_done=False))
+
+
+def _mark_retrieved(future: asyncio.Future[None]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,157 @@
+"""A connection that comes back: log in, watch the oldest command, reconnect with a growing pause.
+
+One task owns it from `open` to `close`. What depends on the connection (waiting commands, subscriptions) is told of its
+coming by `on_up`, and learns of its going from the futures that fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import hiredis
+
+from shared.store.base import StoreError, StoreRefused, StoreUnavailable
+from shared.store.connection import Connection
+from shared.store.replies import error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shared.clock import Clock
+    from shared.store.url import RedisAddress
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S: Final = 5.0
+# An answer that takes longer is a server that is not there: cut, fail what waits, connect anew.
+COMMAND_DEADLINE_S: Final = 10.0
+_CHECK_EVERY_S: Final = 1.0
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 2.0
+
+
+class Link:
+    """`rng_unit` gives random numbers in [0, 1): workers must not come back all at once."""
+
+    def __init__(
+        self,
+        address: RedisAddress,
+        name: str,
+        *,
+        clock: Clock,
+        rng_unit: Callable[[], float],
+        deadline_s: float = COMMAND_DEADLINE_S,
+        on_up: Callable[[Connection], None] | None = None,
+        on_push: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._address = address
+        self._name = name
+        self._clock = clock
+        self._rng_unit = rng_unit
+        self._deadline_s = deadline_s
+        self._on_up = on_up
+        self._on_push = on_push
+        self._task: asyncio.Task[None] | None = None
+        self.connection: Connection | None = None
+        self.connected_since_s: float | None = None
+
+    async def open(self) -> None:
+        """The first connection. Raises `StoreUnavailable`, or `StoreRefused` for a wrong password."""
+        if self._task is None:
+            connection = await self._connect()
+            self._task = asyncio.create_task(self._keep(connection))
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _keep(self, connection: Connection) -> None:
+        try:
+            while True:
+                why = await self._watch(connection)
+                self._down()
+                log.warning("store connection lost", extra={"store": self._address.shown, "why": why})
+                connection = await self._reconnect()
+                log.info("store connection is back", extra={"store": self._address.shown})
+        finally:
+            self._down()
+            connection.cut("the store was closed")
+
+    async def _watch(self, connection: Connection) -> str:
+        """Until it is lost, by itself or because its oldest command is overdue; why."""
+        loop = asyncio.get_running_loop()
+        while not connection.lost.done():
+            await asyncio.wait([connection.lost], timeout=_CHECK_EVERY_S)
+            oldest_s = connection.oldest_pending_s()
+            if oldest_s is not None and loop.time() - oldest_s > self._deadline_s:
+                connection.cut(f"the server did not answer for {self._deadline_s:g} s")
+        return connection.lost.result()
+
+    async def _reconnect(self) -> Connection:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            await asyncio.sleep(pause_s * (0.5 + 0.5 * self._rng_unit()))
+            try:
+                return await self._connect()
+            except StoreError as error:
+                log.debug("store does not take a connection", extra={"error": str(error)})
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def _connect(self) -> Connection:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                connection = await self._dial()
+        except (OSError, TimeoutError) as error:
+            text = str(error) or "no answer"
+            raise StoreUnavailable(
+                f"Redis at {self._address.shown} cannot be reached: {text}", maybe_done=False
+            ) from None
+        self.connection = connection
+        self.connected_since_s = self._clock.monotonic_s()
+        if self._on_up is not None:
+            self._on_up(connection)
+        return connection
+
+    async def _dial(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        connection = Connection(self._on_push)
+        if self._address.path is not None:
+            await loop.create_unix_connection(lambda: connection, self._address.path)
+        else:
+            context = self._address.ssl_context()
+            await loop.create_connection(lambda: connection, self._address.host, self._address.port, ssl=context)
+        try:
+            await self._log_in(connection)
+        except BaseException:
+            connection.cut("login failed")
+            raise
+        return connection
+
+    async def _log_in(self, connection: Connection) -> None:
+        address = self._address
+        if address.password is not None:
+            user = (address.username,) if address.username else ()
+            await self._step(connection, "AUTH", *user, address.password)
+        if address.db:
+            await self._step(connection, "SELECT", str(address.db))
+        # Asks for something in any case: a server without room says so only now.
+        await self._step(connection, "CLIENT", "SETNAME", self._name)
+
+    async def _step(self, connection: Connection, *arguments: str) -> None:
+        try:
+            reply = await connection.ask(*arguments)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(f"Redis at {self._address.shown}: {error}", maybe_done=False) from None
+        if isinstance(reply, hiredis.ReplyError):
+            error = error_of(reply)
+            if isinstance(error, StoreRefused):
+                raise StoreRefused(f"Redis at {self._address.shown} refuses the login: {reply}")
+            raise error
+
+    def _down(self) -> None:
+        self.connection = None
+        self.connected_since_s = None

@@ -1,0 +1,188 @@
+"""The store's atomic steps, in Lua. Each applies one row of `shared/core/lifecycle.py` next to the data.
+
+Rules of the house: a seq_id or a clone number is never a Lua number (doubles round above 2**53), only text; the byte
+offsets are those of `shared/core/record.py`, one-based; work per call is bounded. Scripts that free memory, or tell of
+what is lost, run when the server is full, too (`allow-oom`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shared.store.lines import Script
+
+_EVEN_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
+
+# append(log, entry, epoch, ttl_ms, now_ms, cut_ms): a stream's ids are <epoch>-<n>; the epoch is drawn anew with every
+# stream that begins, so that a cursor of an older one is recognised. Old entries are dropped every 32nd time; the
+# newest always stays, it keeps the epoch.
+_APPEND: Final = """
+local function append(log, entry, epoch, ttl_ms, now_ms, cut_ms)
+  local last = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
+  if last[1] then epoch = string.match(last[1][1], '^%d+') end
+  local id = redis.call('XADD', log, epoch .. '-*', 'e', entry, 't', now_ms)
+  if tonumber(string.match(id, '%d+$')) % 32 == 31 then
+    for _, old in ipairs(redis.call('XRANGE', log, '-', '(' .. id, 'COUNT', 64)) do
+      if tonumber(old[2][4]) >= tonumber(cut_ms) then break end
+      redis.call('XDEL', log, old[1])
+    end
+  end
+  redis.call('PEXPIRE', log, ttl_ms)
+end
+"""
+
+# KEYS record, open set; ARGV member, header, owner. The header that was first, or false.
+BEGIN: Final = Script("""
+local found = redis.call('GETRANGE', KEYS[1], 0, 39)
+if found == '' or (string.sub(found, 1, 1) == 'P' and string.sub(found, 25, 40) == ARGV[3]) then
+  redis.call('SADD', KEYS[2], ARGV[1])
+end
+if found ~= '' then return found end
+redis.call('SET', KEYS[1], ARGV[2])
+return false
+""")
+
+# KEYS record, open set, log; ARGV member, owner, attempt (2 bytes), record, ttl_ms, entry, epoch, now_ms, cut_ms.
+# 0 written, 1 repeated, 2 refused.
+SETTLE: Final = Script(
+    _APPEND
+    + """
+local found = redis.call('GETRANGE', KEYS[1], 0, 39)
+if found ~= '' then
+  local state = string.sub(found, 1, 1)
+  local mine = string.sub(found, 25, 40) == ARGV[2] and string.sub(found, 3, 4) == ARGV[3]
+  if not mine or state ~= 'P' then
+    local wanted = string.sub(ARGV[4], 1, 1)
+    if mine and (state == wanted or (state == 'D' and wanted == 'R')) then return 1 end
+    return 2
+  end
+end
+redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
+redis.call('SREM', KEYS[2], ARGV[1])
+append(KEYS[3], ARGV[6], ARGV[7], ARGV[5], ARGV[8], ARGV[9])
+return 0
+"""
+)
+
+# KEYS records; ARGV ttl_ms, clock. SETRANGE keeps the time to live; a clock that leaves less is left alone.
+START_CLOCK: Final = Script(
+    _EVEN_WHEN_FULL
+    + """
+local started = 0
+for _, key in ipairs(KEYS) do
+  local head = redis.call('GETRANGE', key, 0, 1)
+  local state, clock = string.sub(head, 1, 1), string.sub(head, 2, 2)
+  if head ~= '' and state ~= 'P' and clock ~= ARGV[2] and clock ~= 'a' then
+    if state == 'R' then state = 'D' end
+    redis.call('SETRANGE', key, 0, state .. ARGV[2])
+    local left_ms = redis.call('PTTL', key)
+    if left_ms < 0 or left_ms > tonumber(ARGV[1]) then redis.call('PEXPIRE', key, ARGV[1]) end
+    started = started + 1
+  end
+end
+return started
+"""
+)
+
+# KEYS log; ARGV epoch, n, limit. {epoch, {id, entry, ...}}, or {} when there is no log.
+READ_LOG: Final = Script("""
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
+if not last[1] then return {} end
+local epoch, head = string.match(last[1][1], '^(%d+)-(%d+)$')
+local n = tonumber(ARGV[2])
+local from = '-'
+if ARGV[1] == epoch and n >= 1 and n <= tonumber(head) + 1 then
+  from = '(' .. epoch .. '-' .. string.format('%d', n - 1)
+end
+local flat = {}
+for _, item in ipairs(redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', ARGV[3])) do
+  flat[#flat + 1] = item[1]
+  flat[#flat + 1] = item[2][2]
+end
+return {from == '-' and '0' or '1', flat}
+""")
+
+# KEYS open set, known instances, lease; ARGV prefix, owner, ttl_ms, now_ms, cut_ms, epoch, limit.
+# {entries left, member, ...}: the members that were ORPHANED.
+REAP: Final = Script(
+    _EVEN_WHEN_FULL
+    + _APPEND
+    + """
+local reaped = {0}
+for _, member in ipairs(redis.call('SRANDMEMBER', KEYS[1], ARGV[7])) do
+  local key = ARGV[1] .. ':s:' .. member
+  local head = redis.call('GETRANGE', key, 0, 39)
+  if string.sub(head, 1, 1) == 'P' and string.sub(head, 25, 40) == ARGV[2] then
+    redis.call('SET', key, 'O' .. string.sub(head, 2), 'PX', ARGV[3])
+    local session, seq = string.match(member, '^(.*):(%d+)$')
+    local clone = #seq > 9 and string.sub(seq, 1, -10) or '0'
+    append(ARGV[1] .. ':l:' .. session .. ':' .. clone, 'X ' .. seq .. ' 0', ARGV[6], ARGV[3], ARGV[4], ARGV[5])
+    reaped[#reaped + 1] = member
+  end
+  redis.call('SREM', KEYS[1], member)
+end
+reaped[1] = redis.call('SCARD', KEYS[1])
+if reaped[1] == 0 and redis.call('EXISTS', KEYS[3]) == 0 then redis.call('SREM', KEYS[2], ARGV[2]) end
+return reaped
+"""
+)
+
+# KEYS lease, known instances; ARGV owner, ttl_ms. 1 when the lease was held.
+RENEW_LEASE: Final = Script(
+    _EVEN_WHEN_FULL
+    + """
+local held = redis.call('EXISTS', KEYS[1])
+redis.call('SET', KEYS[1], '1', 'PX', ARGV[2])
+redis.call('SADD', KEYS[2], ARGV[1])
+return held
+"""
+)
+
+# KEYS lease, known instances, open set; ARGV owner.
+RELEASE_LEASE: Final = Script("""
+redis.call('DEL', KEYS[1])
+if redis.call('SCARD', KEYS[3]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end
+return 0
+""")
+
+# KEYS known instances; ARGV the leases' prefix.
+LAPSED_OWNERS: Final = Script("""
+local lapsed = {}
+for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  if redis.call('EXISTS', ARGV[1] .. owner) == 0 then lapsed[#lapsed + 1] = owner end
+end
+return lapsed
+""")
+
+# KEYS session; ARGV now_ms, ttl_ms. {what was there: finished or not; seen}
+TOUCH_SESSION: Final = Script(
+    _EVEN_WHEN_FULL
+    + """
+local found = redis.call('HMGET', KEYS[1], 'seen', 'finished')
+local seen = found[1]
+if not seen or tonumber(seen) < tonumber(ARGV[1]) then
+  redis.call('HSET', KEYS[1], 'seen', ARGV[1])
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return {found[1] or '', found[2] or '', redis.call('HGET', KEYS[1], 'seen')}
+"""
+)
+
+# KEYS session; ARGV now_ms, ttl_ms. 1 for the first to finish it.
+FINISH_SESSION: Final = Script(
+    _EVEN_WHEN_FULL
+    + """
+local first = redis.call('HSETNX', KEYS[1], 'finished', ARGV[1])
+redis.call('HSETNX', KEYS[1], 'seen', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return first
+"""
+)
+
+# KEYS inbox; ARGV channel, message, ttl_ms.
+SEND_CONTROL: Final = Script("""
+redis.call('RPUSH', KEYS[1], ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('PUBLISH', ARGV[1], ARGV[2])
+return 0
+""")

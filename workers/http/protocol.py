@@ -1,0 +1,341 @@
+"""uvicorn's httptools protocol, with the bounds that it lacks.
+
+uvicorn parses, builds scopes and runs the application. What is ours:
+
+- **Limits while parsing.** httptools keeps a header to itself until the next one begins, so besides counting what it
+  hands over we bound what it swallows without handing anything over.
+- **Framing.** httptools refuses most of what smuggles (Content-Length with Transfer-Encoding, repeated lengths, bare LF,
+  folded lines). It lets pass: codings before `chunked`, a coding that it refuses only after the application was
+  started, trailers (which uvicorn appends to the headers of the running request), HTTP/0.9 and 2.0, and the body of a
+  request that asks for an upgrade, which it then reads as the next request.
+- **Deadlines.** See deadlines.py. They replace uvicorn's keep-alive timer, which outlives a connection that was reset.
+- **Refusals** are JSON, wait for their turn when an earlier request is still being answered, and are followed by a
+  lingering close so that the client can read them. Nobody logs them.
+
+A request is in one phase at a time:
+
+    BETWEEN --first byte--> HEAD --headers whole--> BODY --whole--> BETWEEN
+                              \\----------- refused -----------> REFUSED (input is discarded until the end)
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from workers.http import refusal
+from workers.http.refusal import Refusal
+from workers.http.watch import EXTENSION, SocketConnection
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from workers.http.edge import Edge
+
+TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+# Names that decide something while the headers still arrive.
+EXPECT = b"expect"
+TRANSFER_ENCODING = b"transfer-encoding"
+CONTENT_LENGTH = b"content-length"
+DECISIVE = frozenset({EXPECT, TRANSFER_ENCODING, CONTENT_LENGTH})
+# ": " and the line's end.
+HEADER_OVERHEAD_BYTES = 4
+
+
+class Phase(Enum):
+    BETWEEN = "between"
+    HEAD = "head"
+    BODY = "body"
+    REFUSED = "refused"
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """One client connection. Made by `protocol_class`, which sets `edge`."""
+
+    edge: ClassVar[Edge]
+
+    # -- the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
+        super().connection_made(transport)
+        high_water_bytes = self.edge.limits.write_buffer_bytes
+        transport.set_write_buffer_limits(high=high_water_bytes)
+        self.connection = SocketConnection(transport, self.flow, high_water_bytes)
+        self._extensions: dict[str, Any] = {EXTENSION: self.connection}
+        self._phase = Phase.BETWEEN
+        self._refusal: bytes | None = None
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._has_body = False
+        self._discarded_bytes = 0
+        self._arriving_since_s = 0.0
+        self._progress = (0, 0, 0)
+        self._quiet_bytes = 0
+        self._unread_bytes = 0
+        self.edge.open.add(self)
+        self.edge.watch(self.edge.idle, self, self.loop)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.edge.forget(self)
+        self.connection.lose(broken=exc is not None)
+        super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        self.connection.lose(broken=True)
+
+    def shutdown(self) -> None:
+        """The server is stopping. A request whose head is on its way is still answered."""
+        if self._phase is not Phase.HEAD:
+            super().shutdown()
+
+    def announce_close(self) -> None:
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    # -- bytes in
+
+    def data_received(self, data: bytes) -> None:
+        if self._phase is Phase.REFUSED:
+            self._discard(len(data))
+            return
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            self._refuse(refusal.refusal_of(error))
+        else:
+            if self._phase is not Phase.BETWEEN:
+                self._note_arrival(len(data))
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        """Feeds the parser; a request for an upgrade is an ordinary request, and what follows it is the next one."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = memoryview(data)[upgrade.args[0] :]
+            else:
+                return
+
+    def _note_arrival(self, size_bytes: int) -> None:
+        """A request that is not whole after this read: starts its deadline, bounds what the parser holds of it."""
+        if self not in self.edge.arriving:
+            self._arriving_since_s = self.loop.time()
+            self.edge.watch(self.edge.arriving, self, self.loop)
+        progress = (len(self.url), len(self.headers), self._body_bytes)
+        if progress != self._progress:
+            self._progress = progress
+            self._quiet_bytes = 0
+            return
+        self._quiet_bytes += size_bytes
+        if self._quiet_bytes > self.edge.limits.head_bytes:
+            self._refuse(self._too_large())
+
+    def _discard(self, size_bytes: int) -> None:
+        self._discarded_bytes += size_bytes
+        if self._discarded_bytes > self.edge.limits.discard_bytes:
+            self._cut()
+
+    # -- parser callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = self._extensions
+        self.edge.idle.discard(self)
+        self._phase = Phase.HEAD
+        self._head_bytes = 0
+        self._has_body = False
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+        if len(self.url) > self.edge.limits.url_bytes:
+            limit = self.edge.limits.url_bytes
+            raise Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, f"The URL is longer than {limit} bytes.")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        size_bytes = len(name) + len(value) + HEADER_OVERHEAD_BYTES
+        self._head_bytes += size_bytes
+        limits = self.edge.limits
+        if size_bytes > limits.header_bytes or self._head_bytes > limits.head_bytes:
+            raise self._too_large()
+        if self._phase is Phase.BODY:
+            # A trailer: nothing here reads one, and it must not change the headers of a request that already runs.
+            return
+        if len(self.headers) == limits.header_count:
+            raise self._too_large()
+        name = name.lower()
+        if name in DECISIVE:
+            self._decisive_header(name, value)
+        self.headers.append((name, value))
+
+    def _decisive_header(self, name: bytes, value: bytes) -> None:
+        if name == EXPECT:
+            self.expect_100_continue = value.lower() == b"100-continue"
+        elif name == CONTENT_LENGTH:
+            self._has_body = value.strip(b"0") != b""
+        else:
+            self._has_body = True
+            if value.lower() != b"chunked":
+                raise Refusal(HTTPStatus.BAD_REQUEST, "The only Transfer-Encoding that is taken is chunked.")
+
+    def _too_large(self) -> Refusal:
+        limits = self.edge.limits
+        bounds = f"{limits.header_count} headers, {limits.header_bytes} bytes in one and {limits.head_bytes} in all"
+        return Refusal(TOO_LARGE, f"The request's headers are too large: at most {bounds}.")
+
+    def on_headers_complete(self) -> None:
+        self._check_head()
+        super().on_headers_complete()
+        self._phase = Phase.BODY
+        self._body_bytes = 0
+        if self.edge.draining:
+            self.cycle.keep_alive = False
+
+    def _check_head(self) -> None:
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"The HTTP version is {version}, it must be 1.1 or 1.0.")
+        if self._has_body and self.parser.should_upgrade():
+            raise Refusal(HTTPStatus.BAD_REQUEST, "A request with a body cannot ask for an upgrade of the protocol.")
+        if len(self.pipeline) >= self.edge.limits.pipelined:
+            limit = self.edge.limits.pipelined
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"More than {limit} pipelined requests wait for their turn.")
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self.cycle.response_complete:
+            self._discard(len(body))
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._phase = Phase.BETWEEN
+        self.edge.arriving.discard(self)
+        if self.cycle.response_complete:
+            self._wait_for_next()
+        elif not self.pipeline:
+            # uvicorn pauses at 64 KiB and resumes in the next receive(), which a handler that has its whole body does
+            # not call: a client that leaves would not be noticed.
+            self.flow.resume_reading()
+
+    # -- after a reply
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            self._unread_bytes = self.transport.get_write_buffer_size() + 1
+            self.edge.watch(self.edge.lingering, self, self.loop)
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._refusal is not None:
+            self._reply_and_close(self._refusal)
+        elif self._phase is Phase.BETWEEN:
+            self._wait_for_next()
+        elif self._phase is Phase.BODY and self.expect_100_continue:
+            # Nobody can tell whether the client will still send the body that it asked about.
+            self.transport.close()
+
+    def _wait_for_next(self) -> None:
+        self._discarded_bytes = 0
+        self.edge.watch(self.edge.idle, self, self.loop)
+
+    # -- refusing
+
+    def _refuse(self, reason: Refusal) -> None:
+        """Answers what cannot be understood any further; whatever else arrives is thrown away."""
+        phase, self._phase = self._phase, Phase.REFUSED
+        self.edge.arriving.discard(self)
+        self.edge.idle.discard(self)
+        if phase is Phase.BODY and not self._retract():
+            self._cut()
+            return
+        self._refusal = refusal.encode(reason)
+        if self.cycle is None or self.cycle.response_complete or self.cycle.disconnected:
+            self._reply_and_close(self._refusal)
+
+    def _retract(self) -> bool:
+        """Takes the request whose body is broken back from the application; whether a refusal can still be sent."""
+        if self.pipeline:
+            # It was waiting for its turn: the newest of the queue. The one before it decides when the reply goes out.
+            self.pipeline.popleft()
+            return True
+        if self.cycle.response_started:
+            return False
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+        self.connection.lose(broken=True)
+        return True
+
+    def _reply_and_close(self, reply: bytes) -> None:
+        """Sends the refusal, ends our side, and leaves the client a moment to read it."""
+        self._refusal = None
+        self.transport.write(reply)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.edge.watch(self.edge.lingering, self, self.loop)
+        else:
+            # TLS has no half-close.
+            self.transport.close()
+
+    def _cut(self) -> None:
+        self.transport.abort()
+
+    # -- flow control: readers that do not read
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.edge.unread.discard(self)
+
+    def _watch_reader(self) -> None:
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self.edge.watch(self.edge.unread, self, self.loop)
+
+    # -- deadlines, called by the sweep
+
+    def idle_overdue(self) -> None:
+        if self.transport.get_write_buffer_size():
+            # Its last reply is still unread after the whole keep-alive time.
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def arrival_overdue(self, now_s: float) -> None:
+        limits = self.edge.limits
+        allowed_s = limits.body_grace_s + self._body_bytes / limits.least_bytes_per_s
+        if self._phase is Phase.BODY and now_s - self._arriving_since_s < allowed_s:
+            self.edge.watch(self.edge.arriving, self, self.loop)
+        else:
+            self._refuse(Refusal(HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive whole in time."))
+
+    def reader_overdue(self, now_s: float) -> None:
+        limits = self.edge.limits
+        taken_bytes = self._unread_bytes - self.transport.get_write_buffer_size()
+        if taken_bytes < limits.least_bytes_per_s * limits.unread_s:
+            self.connection.lose(broken=True)
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+    def linger_overdue(self) -> None:
+        left_bytes = self.transport.get_write_buffer_size()
+        if left_bytes and left_bytes < self._unread_bytes:
+            # The last reply of a closing connection is large, and being read.
+            self._unread_bytes = left_bytes
+            self.edge.watch(self.edge.lingering, self, self.loop)
+        else:
+            self.transport.abort()
+
+
+def protocol_class(edge: Edge) -> type[GatewayProtocol]:
+    """The protocol bound to `edge`: uvicorn makes the instances, and has no way to hand anything over."""
+    return type("BoundProtocol", (GatewayProtocol,), {"edge": edge})

@@ -1,0 +1,94 @@
+"""Serving an application on the slot's inherited socket.
+
+uvicorn's configuration and protocol, without its `Server`: signals, start-up messages and the process' end are the
+worker's own business, and its ten ticks a second serve none of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from workers.http.protocol import protocol_class
+
+if TYPE_CHECKING:
+    import socket
+
+    from starlette.types import ASGIApp
+
+    from workers.http.edge import Edge
+
+# Connections that the kernel had handed over when we stopped accepting are given this long to say what they want.
+_LAST_REQUESTS_S: Final = 0.3
+
+
+class PublicServer:
+    """The public address of one worker."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        edge: Edge,
+        *,
+        backlog: int,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+    ) -> None:
+        self._config = uvicorn.Config(
+            app,
+            http=protocol_class(edge),
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            ssl_certfile=tls_cert,
+            ssl_keyfile=tls_key,
+        )
+        self._listener = listener
+        self._edge = edge
+        self._backlog = backlog
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Accept connections from now on."""
+        self._config.load()
+        self._server = await asyncio.get_running_loop().create_server(
+            self._protocol, sock=self._listener, backlog=self._backlog, ssl=self._config.ssl
+        )
+
+    def stop_accepting(self) -> None:
+        """Leave the queue of the socket to whoever serves the slot next; the supervisor keeps it open."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def stop(self, deadline_s: float) -> None:
+        """Answer what is being answered, close what is idle; cut the rest at the deadline."""
+        self.stop_accepting()
+        self._edge.start_draining()
+        await asyncio.sleep(_LAST_REQUESTS_S)
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        await self._finish_within(deadline_s)
+        for task in list(self._state.tasks):
+            task.cancel()
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+
+    async def _finish_within(self, deadline_s: float) -> None:
+        tasks = list(self._state.tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=deadline_s)
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self._config.http_protocol_class(  # type: ignore[call-arg]
+            config=self._config, server_state=self._state, app_state={}
+        )
+        return made
