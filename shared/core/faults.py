@@ -96,7 +96,7 @@ def classify_reply(status: int, body: bytes, headers: Mapping[str, str], *, adap
 
     `adapter_loading`: the model is an adapter that was asked to be loaded, so a 404 is a matter of time.
     """
-    words = upstream_words(body) or f"HTTP {status} without a text"
+    words = upstream_words(body) or "no text"
     message = f"upstream answered {status}: {words}"
     if status in (429, 503) or (status == 408 and not body):
         return Fault(FaultClass.NEVER_EXECUTED, message, retry_after_s=_retry_after_s(headers))
