@@ -29,6 +29,8 @@ log = logging.getLogger("gateway.backing")
 
 # For /status and /readyz; Redis does not change faster than people look.
 _INFO_EVERY_S: Final = 2.0
+# C3: serving again within 5 s.
+_ALIVE_EVERY_S: Final = 0.1
 _FIRST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 2.0
 # By then the lease has lapsed and any worker of any host reaps in our place.
@@ -133,23 +135,36 @@ class RedisBacking:
         return store
 
     async def watch(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_informed())
+            if self._embedded is not None:
+                group.create_task(self._keep_alive(self._embedded))
+
+    async def _keep_informed(self) -> None:
         assert self._store is not None
         while True:
-            if self._embedded is not None and not self._embedded.running:
-                await self._revive(self._embedded)
             try:
                 self.info = await self._store.info()
             except StoreError:
                 self.info = None
             await asyncio.sleep(_INFO_EVERY_S if self.info is not None else _FIRST_RETRY_S)
 
+    async def _keep_alive(self, embedded: EmbeddedRedis) -> None:
+        while True:
+            if not embedded.running:
+                log.error("the embedded Redis died; an empty one is started, the workers refill it")
+                await self._revive(embedded)
+            await asyncio.sleep(_ALIVE_EVERY_S)
+
     async def _revive(self, embedded: EmbeddedRedis) -> None:
-        log.error("the embedded Redis died; a new, empty one is started and the workers refill it")
-        try:
-            await embedded.start()
-        except StartError as error:
-            log.error("the embedded Redis does not start", extra={"reason": str(error)})
-            await asyncio.sleep(_LONGEST_RETRY_S)
+        while True:
+            try:
+                await embedded.start()
+            except StartError as error:
+                log.error("the embedded Redis does not start", extra={"reason": str(error)})
+                await asyncio.sleep(_LONGEST_RETRY_S)
+            else:
+                return
 
     async def reap(self, owner: str) -> int:
         deadline_s = self._clock.monotonic_s() + _GIVE_UP_LEASES * self._settings.lease_s

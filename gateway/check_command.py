@@ -130,7 +130,9 @@ def _print(findings: list[Finding]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("what", "", "found", "what to do", show_lines=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("what", "", "found", "what to do"):
+        table.add_column(heading, overflow="fold")  # a command that is cut off cannot be copied
     for finding in findings:
         word = finding.verdict.value
         table.add_row(Text(finding.subject), Text(word, _STYLES[word]), Text(finding.detail), Text(finding.advice))

@@ -7,12 +7,8 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Final
 
 from shared.core.errors import StartError
-
-# The path of a UNIX socket has 108 bytes at most, the file's own name included.
-_MAX_PATH_BYTES: Final = 85
 
 
 class RunDir:
@@ -51,8 +47,6 @@ def _temporary_dir() -> Path:
 def _check(path: Path) -> None:
     if path.stat().st_uid != os.geteuid():
         raise StartError(f"--run-dir: {path} belongs to another user; choose a directory of your own")
-    if len(os.fsencode(path.absolute())) > _MAX_PATH_BYTES:
-        raise StartError(f"--run-dir: {path} is too long for a UNIX socket; {_MAX_PATH_BYTES} bytes are allowed")
 
 
 def _lock(pid_file: Path) -> int:

@@ -107,10 +107,10 @@ def tables(report: Mapping[str, Any]) -> RenderableType:
     return Group(
         f"{gateway['url']}, version {gateway['version']}, since {gateway['started_at']}{stopping}",
         f"results in {redis['url']}: {redis['mode']} {redis['version']}, {memory}",
-        f"{report['sessions']} sessions",
         _table("workers", [_worker_row(worker) for worker in report["workers"]]),
         _table("upstreams", report["upstreams"]),
-        _table("samples", [report["samples"]]),
+        _table("samples", [{"what": name.replace("_", " "), "count": n} for name, n in report["samples"].items()]),
+        f"{report['sessions']} sessions",
     )
 
 
@@ -133,9 +133,9 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in rows[0] if rows else ():
-        table.add_column(name.replace("_", " "))
+        table.add_column(name.replace("_", " "), overflow="fold")
     for row in rows:
         table.add_row(*(Text("-" if value is None else str(value)) for value in row.values()))
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,6 +99,9 @@ async def _exchange(http: aiohttp.ClientSession, method: str, url: str, body: ob
     try:
         async with http.request(method, url, data=data, headers=headers, allow_redirects=False) as reply:
             raw, code = await reply.read(), reply.status
+    except aiohttp.ClientConnectorError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error.os_error)
+        raise ProbeError(f"cannot connect: {reason}") from None
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ProbeError(str(error) or "no answer in time") from None
     if code != 200:

@@ -45,18 +45,23 @@ def alive(pid: int) -> bool:
 
 @dataclass
 class GatewayProcess:
-    """Context manager. `worker` is the fake worker's misbehaviour, `flags` what serve is given besides."""
+    """Context manager. `worker` is the fake worker's misbehaviour, `flags` what serve is given besides.
+
+    With `module="gateway"` it is the real thing.
+    """
 
     directory: Path
     worker: str = "fine"
     workers: int = 2
     flags: tuple[str, ...] = ()
+    module: str = "tests.integration.supervised"
     popen: subprocess.Popen[bytes] = field(init=False)
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "tests.integration.supervised", "serve", "--upstream", "http://127.0.0.1:1"]
+        command = [sys.executable, "-m", self.module, "serve", "--upstream", "http://127.0.0.1:1"]
         command += ["--port", "0", "--admin-port", "0", "--workers", str(self.workers), "--log-format", "json"]
         environ = {**os.environ, "FAKE_WORKER": self.worker, "FAKE_WORKER_DIR": str(self.directory)}
+        environ["XDG_RUNTIME_DIR"] = str(self.directory)  # what a killed gateway leaves goes with the test
         with (self.directory / "out").open("wb") as out, (self.directory / "err").open("wb") as err:
             self.popen = subprocess.Popen([*command, *self.flags], stdout=out, stderr=err, cwd=ROOT, env=environ)
         return self

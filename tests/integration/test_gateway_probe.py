@@ -81,7 +81,7 @@ async def test_a_refused_connection_is_an_error() -> None:
     async with serving(Upstream(processed=True)) as url:
         pass
     async with session(None) as http:
-        with pytest.raises(ProbeError, match="Cannot connect"):
+        with pytest.raises(ProbeError, match="cannot connect: Connection refused"):
             await offered_models(http, url)
 
 

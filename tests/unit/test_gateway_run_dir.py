@@ -50,5 +50,3 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match=f"--run-dir: {tmp_path}/file cannot be used"):
         open_run_dir(str(tmp_path / "file"))
-    with pytest.raises(StartError, match="too long for a UNIX socket"):
-        open_run_dir(str(tmp_path / ("x" * 100)))

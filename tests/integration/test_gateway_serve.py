@@ -1,0 +1,108 @@
+"""`gateway serve` and `gateway check` with a real Redis; the upstream is not there, which neither may mind at start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.embedded_redis import EmbeddedRedis
+from tests.integration.gateway_process import ROOT, GatewayProcess, alive, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+@asynccontextmanager
+async def redis_server(directory: Path, **configuration: str) -> AsyncIterator[str]:
+    """The URL of a server on a UNIX socket, with these settings changed."""
+    server = EmbeddedRedis(directory, 64 << 20)
+    url = await server.start()
+    try:
+        async with Redis.from_url(url) as client:
+            for name, value in configuration.items():
+                await client.config_set(name.replace("_", "-"), value)
+        yield url
+    finally:
+        await server.stop()
+
+
+def refused(tmp_path: Path, redis_url: str) -> str:
+    """The one line that a start with exit code 3 ends with."""
+    with GatewayProcess(tmp_path, module="gateway", flags=("--redis-url", redis_url)) as gateway:
+        assert gateway.exit_code() == 3
+        assert gateway.output == ""
+        line = gateway.errors.splitlines()[-1]
+        assert line.startswith("gateway: ")
+        assert "Traceback" not in gateway.errors
+        return line
+
+
+def test_an_unreachable_redis_stops_the_start(tmp_path: Path) -> None:
+    """B10"""
+    assert "redis://:***@127.0.0.1:1/0" in refused(tmp_path, "redis://:hunter2@127.0.0.1:1/0")
+
+
+async def test_a_wrong_password_stops_the_start(tmp_path: Path) -> None:
+    """B10"""
+    async with redis_server(tmp_path, requirepass="right") as url:
+        line = refused(tmp_path, url.replace("unix://", "unix://:wrong-one@"))
+        assert "password" in line.lower() or "WRONGPASS" in line
+        assert "wrong-one" not in line
+
+
+async def test_an_evicting_redis_stops_the_start(tmp_path: Path) -> None:
+    """C5"""
+    async with redis_server(tmp_path, maxmemory_policy="allkeys-lru") as url:
+        assert "maxmemory-policy allkeys-lru" in refused(tmp_path, url)
+
+
+def redis_pid(gateway: GatewayProcess) -> int:
+    """The embedded server is the gateway's only child that is not Python."""
+    children = subprocess.run(["ps", "-o", "pid=,comm=", "--ppid", str(gateway.popen.pid)], capture_output=True)
+    return next(int(line.split()[0]) for line in children.stdout.decode().splitlines() if "python" not in line)
+
+
+def test_the_embedded_redis_is_replaced_when_it_dies_and_ends_with_the_gateway(tmp_path: Path) -> None:
+    """C3"""
+    with GatewayProcess(tmp_path, module="gateway", workers=1, flags=("--redis-memory", "64MiB")) as gateway:
+        assert "results in the embedded Redis (64.0 MiB, in memory only)" in gateway.ready_line()
+        first, worker = redis_pid(gateway), gateway.pids()[0]
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: gateway.logged("the embedded Redis died"), "its death is noticed")
+        eventually(lambda: gateway.get("/status")["workers"][0]["store_connected"], "the worker is connected again")
+        second = eventually(lambda: redis_pid(gateway), "there is a new one")
+        assert second != first
+        assert gateway.pids() == [worker]
+        gateway.signal(signal.SIGTERM)
+        assert gateway.exit_code() == 0
+        assert not alive(second)
+        assert not list(tmp_path.glob("gateway-*"))
+
+
+def test_a_killed_gateway_leaves_no_process_behind(tmp_path: Path) -> None:
+    """A20"""
+    with GatewayProcess(tmp_path, module="gateway", workers=1) as gateway:
+        left = [redis_pid(gateway), *gateway.pids()] if gateway.ready_line() else []
+        gateway.signal(signal.SIGKILL)
+        eventually(lambda: not any(alive(pid) for pid in left), "Redis and the worker are gone")
+
+
+def test_check_says_what_fails_and_exits_with_1(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gateway", "check", "--upstream", "http://127.0.0.1:1", "--port", "0"]
+    command += ["--admin-port", "0", "--redis-memory", "512MiB"]
+    result = subprocess.run(command, capture_output=True, cwd=ROOT, env={**os.environ, "COLUMNS": "200"}, timeout=60)
+    text = result.stdout.decode()
+    assert result.returncode == 1, result.stderr.decode()
+    assert "cannot connect: Connection refused" in text
+    assert text.count("failure") == 1
+    assert "noeviction" in text
