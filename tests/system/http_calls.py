@@ -28,10 +28,10 @@ class Reply:
 class Connection:
     """One keep-alive connection. `send` and `receive` are apart, so that a poll can be held, or given up."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] = {}) -> None:  # noqa: B006
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         parts = urlsplit(url)
         self._http = HTTPConnection(parts.hostname or "", parts.port or 80, timeout=_TIMEOUT_S)
-        self._headers = dict(headers)
+        self._headers = dict(headers or {})
 
     @property
     def local_port(self) -> int:

@@ -124,7 +124,7 @@ running: Final[list[Stack]] = []
 
 @contextmanager
 def running_stack(directory: Path, *flags: str, simulator_flags: Sequence[str] = ()) -> Iterator[Stack]:
-    """Two workers with a source IP each unless `flags` say otherwise; all of it is gone afterwards, whatever happens."""
+    """Two workers with a source IP each unless `flags` say otherwise. All of it is gone afterwards, come what may."""
     simulator = Simulator(directory, *simulator_flags)
     try:
         defaults = ["--workers", str(WORKERS), "--source-ips", SOURCE_IPS, "--log-format", "text"]

@@ -31,8 +31,8 @@ class KeptWarnings(logging.Handler):
 
 
 def asked() -> dict[str, Any]:
-    """What the test wants, from the first argument."""
-    values: dict[str, Any] = json.loads(sys.argv[1])
+    """What the test wants, from the first line of standard input."""
+    values: dict[str, Any] = json.loads(sys.stdin.readline())
     return values
 
 

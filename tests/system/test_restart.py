@@ -1,0 +1,89 @@
+"""The whole gateway is killed and started again: what its clients see of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.system.expected import check_payload
+from tests.system.pinned import Client, poll, submit
+from tests.system.processes import eventually
+from tests.system.stack import running_stack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.system.http_calls import Connection, Reply
+    from tests.system.stack import Stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("restart")]
+
+PROMPT: Final = [21, 22, 23]
+
+
+def settled(connection: Connection, request_id: str) -> Reply:
+    def look() -> Reply | None:
+        reply = poll(connection, request_id)
+        # 408: pending. 429: the store is not back yet, or not refilled.
+        return None if reply.status in (408, 429) else reply
+
+    return eventually("a settled sample", look, within_s=40)
+
+
+def accepted(connection: Connection, body: dict[str, Any]) -> dict[str, Any]:
+    def look() -> Reply | None:
+        reply = connection.post("/api/v1/asample", body)
+        return None if reply.status == 429 else reply
+
+    reply = eventually("an accepted sample", look, within_s=40)
+    assert reply.status == 200, reply
+    promise: dict[str, Any] = reply.json()
+    return promise
+
+
+class Interrupted:
+    """A gateway that was killed while one sample had finished and one was running, and that has started again."""
+
+    def __init__(self, stack: Stack) -> None:
+        connection = stack.gateway.connect()
+        self.client = Client(connection, stack.model)
+        self.finished = self.client.body(1, PROMPT)
+        self.finished_id = submit(connection, self.finished)["request_id"]
+        assert settled(connection, self.finished_id).status == 200
+        stack.simulator.script({"kind": "delay", "delay_s": 60, "fraction": 1.0})
+        self.pending_id = submit(connection, self.client.body(2, PROMPT))["request_id"]
+        eventually("the sample upstream", lambda: stack.simulator.stats()["in_flight"] > 0)
+        connection.close()
+        stack.gateway.kill_and_restart()
+        stack.simulator.script()
+        self.connection = stack.gateway.connect()
+
+    def goes_on(self) -> None:
+        """The client's sampling session works as if nothing had been."""
+        body = self.client.body(3, PROMPT)
+        reply = settled(self.connection, accepted(self.connection, body)["request_id"])
+        assert reply.status == 200, reply
+        check_payload(reply.body, self.client.model, body)
+        alive = self.connection.post("/api/v1/session_heartbeat", {"session_id": self.client.session_id})
+        assert alive.status == 200
+
+
+def test_with_a_redis_of_its_own_finished_results_outlive_the_gateway(tmp_path: Path, redis_url: str) -> None:
+    """A20"""
+    with running_stack(tmp_path, "--redis-url", redis_url, "--poll-timeout", "1", "--lease", "6") as stack:
+        interrupted = Interrupted(stack)
+        reply = settled(interrupted.connection, interrupted.finished_id)
+        assert reply.status == 200
+        check_payload(reply.body, interrupted.client.model, interrupted.finished)
+        assert settled(interrupted.connection, interrupted.pending_id).status == 410
+        interrupted.goes_on()
+
+
+def test_with_the_embedded_redis_both_are_submitted_again(tmp_path: Path) -> None:
+    """A20: gone is retryable."""
+    with running_stack(tmp_path, "--poll-timeout", "1") as stack:
+        interrupted = Interrupted(stack)
+        assert settled(interrupted.connection, interrupted.finished_id).status == 410
+        assert settled(interrupted.connection, interrupted.pending_id).status == 410
+        interrupted.goes_on()

@@ -1,0 +1,117 @@
+"""Clients of the published SDKs when something happens: pickled, cancelled, failed upstream, a worker killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.system import expected
+from tests.system.processes import eventually
+from tests.system.sdk_env import VERSIONS, SdkEnv
+from tests.system.sdk_run import Script, run_script, sample
+from tests.system.stack import Stack, running_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.sdk, pytest.mark.timeout(400), pytest.mark.xdist_group("sdk-clients")]
+
+PROCESSES: Final = 4
+EACH: Final = 50
+PROMPT: Final = [301, 302, 303]
+# Long enough to be interrupted, short enough to be waited for where it is not.
+SLOW: Final = {"kind": "delay", "delay_s": 8, "fraction": 1.0}
+FAULT_TEXT: Final = "the model fell over"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("sdk-clients")) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def sdk(request: pytest.FixtureRequest, published_sdk: Callable[[str], SdkEnv]) -> SdkEnv:
+    return published_sdk(request.param)
+
+
+@pytest.fixture(autouse=True)
+def well_behaved(stack: Stack) -> None:
+    stack.simulator.script()
+
+
+def main_client(stack: Stack) -> dict[str, str]:
+    return {"base_model": stack.model}
+
+
+def check_all(stack: Stack, requests: dict[str, Any], answers: dict[str, Any]) -> None:
+    assert set(answers) == set(requests)
+    for name, request in requests.items():
+        assert "result" in answers[name], answers[name]
+        expected.check_sequences(answers[name]["result"]["sequences"], stack.model, request)
+
+
+def test_pickled_clients_in_other_processes_mix_nothing_up(stack: Stack, sdk: SdkEnv) -> None:
+    """A10: with random clone numbers below 0.32, with those of join_sampling_session from there on."""
+    wanted = [
+        {f"{number}": sample([300, process, number], max_tokens=8, seed=number) for number in range(EACH)}
+        for process in range(PROCESSES)
+    ]
+    told = run_script(sdk, stack, "pickled_clients.py", model=main_client(stack), processes=wanted)
+    for requests, answers in zip(wanted, told["answers"], strict=True):
+        check_all(stack, requests, answers)
+    assert told["warnings"] == []
+
+
+@pytest.mark.parametrize("version", ["0.26.2", "0.38.0"])
+def test_a_cancelled_sample_is_aborted_upstream(
+    stack: Stack, published_sdk: Callable[[str], SdkEnv], version: str
+) -> None:
+    """D7: in both ways of waiting; SDKs before 0.26 send no cancel."""
+    aborted = stack.simulator.stats()["aborted"]
+    stack.simulator.script(SLOW)
+    slow, quick = sample(PROMPT, max_tokens=8, seed=2), sample(PROMPT, max_tokens=8, seed=1)
+    arguments = {"model": main_client(stack), "slow": slow, "quick": quick}
+    with Script(published_sdk(version), stack, "cancel_one.py", arguments) as script:
+        eventually("the slow sample upstream", lambda: stack.simulator.stats()["in_flight"] > 0)
+        stack.simulator.script()
+        script.go_on()
+        eventually("its abort", lambda: stack.simulator.stats()["aborted"] > aborted)
+        told = script.result()
+    assert told["slow"]["error"] == "CancelledError"
+    check_all(stack, {"quick": quick}, {"quick": told["quick"]})
+
+
+def test_a_failure_upstream_reaches_the_user_as_the_servers(stack: Stack, sdk: SdkEnv) -> None:
+    stack.simulator.script({"kind": "status", "status": 500, "body": FAULT_TEXT, "fraction": 1.0})
+    requests = {"failing": sample(PROMPT, max_tokens=8)}
+    told = run_script(sdk, stack, "run_requests.py", clients={"main": main_client(stack)}, requests=requests)
+    failing = told["answers"]["failing"]
+    assert (failing["error"], failing["category"]) == ("RequestFailedError", "server")
+    assert FAULT_TEXT in failing["message"]
+
+
+def test_samples_of_a_killed_worker_are_submitted_again_by_the_sdk(stack: Stack, sdk: SdkEnv) -> None:
+    """B11: the dead worker's samples are orphaned and announced, and the user sees nothing of it."""
+    requests = {f"{number}": sample([400, number], max_tokens=8, seed=number) for number in range(24)}
+    stack.simulator.script(SLOW)
+    arguments = {"clients": {"main": main_client(stack)}, "requests": requests}
+    with Script(sdk, stack, "run_requests.py", arguments) as script:
+        eventually("all samples upstream", lambda: stack.simulator.stats()["in_flight"] >= len(requests))
+        victim = eventually("a worker with samples", lambda: busiest(stack))
+        stack.simulator.script()
+        os.kill(victim["pid"], signal.SIGKILL)
+        told = script.result()
+    check_all(stack, requests, told["answers"])
+    assert stack.gateway.counter("orphaned") >= victim["in_flight"]
+    heir = stack.gateway.workers()[victim["slot"]]
+    assert (heir["source_ip"], heir["restarts"]) == (victim["source_ip"], victim["restarts"] + 1)
+
+
+def busiest(stack: Stack) -> dict[str, Any] | None:
+    """The worker with the most samples in flight, once one is reported."""
+    worker = max(stack.gateway.workers(), key=lambda worker: worker["in_flight"])
+    return worker if worker["in_flight"] else None
