@@ -130,7 +130,7 @@ def _simulator(
         peak_in_flight=last.get("peak_in_flight", 0),
         aborted=last.get("aborted", 0) - first.get("aborted", 0),
         duplicate_request_ids=duplicates(last.get("by_request_id")) - duplicates(first.get("by_request_id")),
-        by_source_ip={address: count - before.get(address, 0) for address, count in after.items()},
+        by_source_ip={ip: grown for ip, count in after.items() if (grown := count - before.get(ip, 0)) > 0},
     )
 
 

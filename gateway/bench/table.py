@@ -85,9 +85,10 @@ def _quantiles(values: Quantiles | None) -> str:
 
 def _waiting(report: Report) -> str:
     client = report.client
+    pauses = f"; {client.paused:,} submissions put off by 429" if client.paused else ""
     if client.session_poll:
-        return f"session poll: {client.session_polls:,} polls, {client.polls:,} fetches"
-    return f"one poll per sample: {client.polls:,} polls"
+        return f"session poll: {client.session_polls:,} polls, {client.polls:,} fetches{pauses}"
+    return f"one poll per sample: {client.polls:,} polls{pauses}"
 
 
 def _workers(report: Report) -> str:

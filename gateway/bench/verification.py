@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.bench.replies import Broken
+from gateway.simulator.tokens import sampled
 from shared.wire.proto import decode_sample_response
 
 if TYPE_CHECKING:
@@ -79,7 +80,6 @@ def _wrong(kind: str, detail: str) -> Broken:
 
 def simulator_oracle(workload: Workload) -> Oracle:
     """What the simulated vLLM answers: choice i of a sample is drawn with its seed + i, as in vLLM."""
-    from gateway.simulator.tokens import sampled
 
     def oracle(wanted: Sample, choice: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         return sampled(workload.model, wanted.prompt, wanted.seed + choice, workload.max_tokens)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _REDIS_SERVERS: Final = ("valkey-server", "redis-server")
 _LOOK_S: Final = 0.5
 _HEALTHZ_S: Final = 0.05
+_PROBED_S: Final = 10.0
+_PROBED_AGAIN_S: Final = 0.1
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
 
 
@@ -117,7 +119,9 @@ class Watch:
         # A connection per request: with SO_REUSEPORT that is what reaches every worker.
         connector = aiohttp.TCPConnector(force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT)
+        await self._until_probed()
         await self._look()
+        await self._look_at_simulator()
         self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self._probe_health())]
 
     async def stop(self) -> None:
@@ -128,6 +132,7 @@ class Watch:
         if self._session is not None:
             async with self._session:
                 await self._look()
+                await self._look_at_simulator()
         for failure in ended:
             if isinstance(failure, Exception):
                 raise failure
@@ -142,8 +147,20 @@ class Watch:
             self.observations.take_status(status)
         if (pid := self._deployment.gateway_pid) is not None:
             self.observations.take_redis_processes(procfs.children_named(pid, _REDIS_SERVERS))
+
+    async def _look_at_simulator(self) -> None:
+        # At both ends only: it counts by request id, and a page of all of them is not small.
         if (simulator := self._deployment.simulator_url) and (stats := await self._get_json(f"{simulator}/_sim/stats")):
             self.observations.take_stats(stats)
+
+    async def _until_probed(self) -> None:
+        """The gateway asks each upstream for a few tokens when it starts; those are not the load's executions."""
+        admin, deadline_s = self._deployment.admin_url, time.monotonic() + _PROBED_S
+        while admin is not None and time.monotonic() < deadline_s:
+            status = await self._get_json(f"{admin}/status")
+            if status is None or not unprobed(status):
+                return
+            await asyncio.sleep(_PROBED_AGAIN_S)
 
     async def _probe_health(self) -> None:
         url = f"{self._deployment.url}/api/v1/healthz"
@@ -163,6 +180,11 @@ class Watch:
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return None
         return body if response.status == 200 and isinstance(body, dict) else None
+
+
+def unprobed(status: Mapping[str, Any]) -> list[str]:
+    """The upstreams of a /status page that the gateway has not finished asking about their logprobs."""
+    return [upstream["url"] for upstream in status.get("upstreams") or () if upstream.get("logprobs_scale") is None]
 
 
 def _usages(pids: Any) -> dict[int, ProcessUsage]:

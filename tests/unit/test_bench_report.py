@@ -162,7 +162,8 @@ def test_quantiles_of_nothing_are_nothing() -> None:
 
 def test_a_simulator_keeps_its_source_addresses_of_this_run_only() -> None:
     seen = Observations(
-        first_stats=stats(0, by_source_ip={"127.0.2.1": 3}), last_stats=stats(10, by_source_ip={"127.0.2.1": 13})
+        first_stats=stats(0, by_source_ip={"127.0.2.1": 3, "127.0.0.1": 2}),
+        last_stats=stats(10, by_source_ip={"127.0.2.1": 13, "127.0.0.1": 2}),
     )
     simulator = made(client(completed=10), seen=seen).simulator
     assert isinstance(simulator, Simulator)

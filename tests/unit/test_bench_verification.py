@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.bench.verification import ResultVerifier, first_difference
-from gateway.bench.workload import Sample, Workload, sample
+from gateway.bench.verification import ResultVerifier, first_difference, simulator_oracle
+from gateway.bench.workload import PROMPT_TOKEN_MIN, Sample, Workload, sample
+from gateway.simulator.tokens import ASKS_TO_END, sampled
 from shared.core.result import SampleResult, SequenceResult, StopReason
 from shared.wire.proto import encode_sample_response
 
@@ -68,6 +69,20 @@ def test_a_shorter_sequence_is_wrong_only_where_it_can_be_foretold() -> None:
     payload = encoded(first, (second[0][:4], second[1][:4]))
     assert complaint(payload) == "wrong tokens: choice 1: 4 values where 5 were expected"
     assert complaint(payload, foretold=False) is None
+
+
+def test_the_simulators_answer_is_right_and_its_choices_are_told_apart() -> None:
+    verifier = ResultVerifier(WORKLOAD, simulator_oracle(WORKLOAD))
+    choices = [sampled(WORKLOAD.model, WANTED.prompt, WANTED.seed + choice, 5) for choice in (0, 1)]
+    assert verifier.complaint(encoded(*choices), WANTED) is None
+    swapped = verifier.complaint(encoded(*reversed(choices)), WANTED)
+    assert swapped is not None and swapped.kind == "wrong tokens"
+    other_model = [sampled("another", WANTED.prompt, WANTED.seed + choice, 5) for choice in (0, 1)]
+    assert verifier.complaint(encoded(*other_model), WANTED) is not None
+
+
+def test_no_prompt_asks_the_simulator_to_end_early() -> None:
+    assert ASKS_TO_END < PROMPT_TOKEN_MIN
 
 
 def test_something_that_is_no_protobuf_is_malformed() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.bench import procfs
 from gateway.bench.procfs import ProcessUsage
-from gateway.bench.watch import Observations, UsageLedger
+from gateway.bench.watch import Observations, UsageLedger, unprobed
 
 
 def usage(cpu_seconds: float, rss_bytes: int = 0, fds: int = 0) -> ProcessUsage:
@@ -55,6 +55,12 @@ def test_status_pages_are_read_as_far_as_they_go() -> None:
     assert seen.redis_peak_bytes == 10
     assert (max(seen.loop_lag_ms_p99), seen.loop_lag_ms_max) == (3.0, 8.0)
     assert seen.workers.processes == 1
+
+
+def test_an_upstream_is_probed_once_either_answer_is_known() -> None:
+    upstreams = [{"url": "a", "logprobs_scale": None}, {"url": "b", "logprobs_scale": False}, {"url": "c"}]
+    assert unprobed({"upstreams": upstreams}) == ["a", "c"]
+    assert unprobed({}) == []
 
 
 def test_our_own_process_has_cpu_memory_and_descriptors() -> None:
