@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.bench import sdk_requests
 from gateway.bench.reactions import Act, Reaction, Streak, on_retrieve
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from gateway.bench.tally import Tally
     from gateway.bench.transport import ConnectionPool, Reply
     from gateway.bench.workload import Workload
+
+
+# A result that was announced is there: to drop its fetch half-way takes a quick hand.
+_READY_FETCH_S: Final = 0.005
 
 
 class Abandoned:
@@ -39,6 +43,7 @@ class Retriever:
         self._poller = poller
         self._workload = workload
         self._tally = tally
+        self._fetch_s = None if poller is None else _READY_FETCH_S
 
     async def result(self, request_id: str, index: int) -> bytes | Gone | Broken:
         """The result's protobuf bytes; `index` decides which of its polls are abandoned."""
@@ -66,7 +71,8 @@ class Retriever:
         streak = Streak()
         abandoned = poll = 0
         while True:
-            reply = await self._poll(request_id, metadata, abandon_after_s(self._workload, index, poll, abandoned))
+            drop_after_s = abandon_after_s(self._workload, index, poll, abandoned, self._fetch_s)
+            reply = await self._poll(request_id, metadata, drop_after_s)
             poll += 1
             if isinstance(reply, Abandoned):
                 abandoned += 1

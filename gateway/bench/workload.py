@@ -72,12 +72,19 @@ def sample(workload: Workload, index: int) -> Sample:
     )
 
 
-def abandon_after_s(workload: Workload, index: int, poll: int, abandoned: int) -> float | None:
-    """When to drop the `poll`-th poll of a sample that dropped `abandoned` ones already; None: not at all."""
+def abandon_after_s(
+    workload: Workload, index: int, poll: int, abandoned: int, within_s: float | None = None
+) -> float | None:
+    """When to drop the `poll`-th poll of a sample that dropped `abandoned` ones already; None: not at all.
+
+    `within_s`: how long such a poll takes, about; None takes the workload's word.
+    """
     if workload.abandon_polls <= 0 or abandoned >= MAX_ABANDONED_POLLS:
         return None
     draws = _draws(workload.seed, _POLL_STREAM, index, poll)
-    return _share(draws[1]) * workload.trouble_within_s if _share(draws[0]) < workload.abandon_polls else None
+    if _share(draws[0]) >= workload.abandon_polls:
+        return None
+    return _share(draws[1]) * (workload.trouble_within_s if within_s is None else within_s)
 
 
 def _duplicate(chance: float, fraction: float) -> Duplicate:

@@ -67,6 +67,7 @@ def test_polls_are_abandoned_each_by_its_own_draw_and_not_for_ever() -> None:
     workload = Workload(seed=7, model="m", abandon_polls=0.5)
     drawn = [[abandon_after_s(workload, index, poll, 0) is not None for poll in range(4)] for index in range(1_000)]
     assert len({tuple(polls) for polls in drawn}) == 16
+    assert all((abandon_after_s(workload, index, 0, 0, 0.005) or 0) < 0.005 for index in range(1_000))
     always = Workload(seed=7, model="m", abandon_polls=1.0)
     assert abandon_after_s(always, 0, 9, MAX_ABANDONED_POLLS - 1) is not None
     assert abandon_after_s(always, 0, 9, MAX_ABANDONED_POLLS) is None
