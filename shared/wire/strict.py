@@ -78,13 +78,17 @@ def _without_tokens(body: bytes) -> bytes:
     while at >= 0:
         at += len(_TOKENS)
         first, last = body.find(b"[", at), body.find(b"]", at)
-        # What follows must be a list, and one without strings: the bracket of another list ends nothing.
-        if at <= first < last and not body[at:first].strip(_BEFORE_VALUE) and body.find(b'"', first, last) < 0:
+        if at <= first < last and not body[at:first].strip(_BEFORE_VALUE) and _is_flat(body, first, last):
             parts.append(body[kept_to : first + 1])
             kept_to = at = last
         at = body.find(_TOKENS, at)
     parts.append(body[kept_to:])
     return b"".join(parts)
+
+
+def _is_flat(body: bytes, first: int, last: int) -> bool:
+    """The bracket at `last` closes the one at `first`: neither a string nor another list is between them."""
+    return body.find(b'"', first, last) < 0 and body.find(b"[", first + 1, last) < 0
 
 
 def _unescaped(key: bytes) -> bytes:

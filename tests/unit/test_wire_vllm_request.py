@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shared.core.errors import BadRequest
+from shared.core.model import SampleSpec, SamplingParams
+from shared.wire.vllm import PATH, UpstreamCall, plan_calls, room
+
+SPEC = SampleSpec(b"10,11,12", 3, 1, SamplingParams(max_tokens=4))
+
+
+def asked(call: UpstreamCall) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(call.body)
+    return document
+
+
+def only(spec: SampleSpec, context_tokens: int | None = 100) -> dict[str, Any]:
+    (call,) = plan_calls(spec, "tiny", context_tokens)
+    return asked(call)
+
+
+def with_params(**params: Any) -> SampleSpec:
+    return replace(SPEC, params=replace(SPEC.params, **params))
+
+
+def test_golden_body() -> None:
+    """Every sampling parameter is sent: one left out would take the model's own default."""
+    (call,) = plan_calls(replace(SPEC, num_samples=2, params=replace(SPEC.params, seed=7)), "tiny", 100)
+    assert (call.sequences, call.scores, PATH) == (2, False, "/v1/completions")
+    assert call.body == (
+        b'{"prompt":[10,11,12],"model":"tiny","min_p":0.0,"presence_penalty":0.0,"frequency_penalty":0.0,'
+        b'"repetition_penalty":1.0,"return_token_ids":true,"max_tokens":4,"temperature":1.0,"top_p":1.0,"top_k":-1,'
+        b'"n":2,"logprobs":0,"seed":7}'
+    )
+
+
+def test_names_are_escaped() -> None:
+    (call,) = plan_calls(SPEC, 'a"b\\é', 100)
+    assert asked(call)["model"] == 'a"b\\é'
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "context_tokens", "sent"),
+    [(4, 100, 4), (200, 100, 97), (97, 100, 97), (98, 100, 97), (None, 100, 97), (None, 4, 1), (5, None, 5)],
+)
+def test_as_much_as_fits(max_tokens: int | None, context_tokens: int | None, sent: int) -> None:
+    """D11"""
+    assert only(with_params(max_tokens=max_tokens), context_tokens)["max_tokens"] == sent
+
+
+@pytest.mark.parametrize(("max_tokens", "context_tokens"), [(4, 3), (4, 2), (1, 3)])
+def test_only_a_prompt_that_leaves_nothing_is_refused(max_tokens: int, context_tokens: int) -> None:
+    """D11, in the words that users of the hosted service match on."""
+    with pytest.raises(BadRequest) as caught:
+        plan_calls(with_params(max_tokens=max_tokens), "tiny", context_tokens)
+    assert str(caught.value) == (
+        f"Prompt length plus max_tokens exceeds the model's context window: 3 + {max_tokens} > {context_tokens}"
+    )
+
+
+def test_nothing_left_and_nothing_asked_for() -> None:
+    """D11"""
+    with pytest.raises(BadRequest, match=r"3 \+ 1 > 3"):
+        room(with_params(max_tokens=None), 3)
+
+
+def test_unknown_context_needs_max_tokens() -> None:
+    """D11"""
+    with pytest.raises(BadRequest, match="max_tokens is needed"):
+        room(with_params(max_tokens=None), None)
+
+
+@pytest.mark.parametrize(
+    ("stop", "fields"),
+    [
+        (None, {}),
+        ((), {"ignore_eos": True}),
+        (("a", "b"), {"stop": ["a", "b"], "skip_special_tokens": False}),
+        ((1, 2), {"stop_token_ids": [1, 2]}),
+    ],
+)
+def test_stop(stop: Any, fields: dict[str, Any]) -> None:
+    names = {"ignore_eos", "stop", "stop_token_ids", "skip_special_tokens"}
+    assert {name: value for name, value in only(with_params(stop=stop)).items() if name in names} == fields
+
+
+def test_topk_asks_for_keys_that_do_not_collapse() -> None:
+    body = only(replace(SPEC, topk_sample_logprobs=5))
+    assert (body["logprobs"], body["return_tokens_as_token_ids"]) == (5, True)
+
+
+def test_greedy_asks_for_one() -> None:
+    """D12: vLLM refuses n above 1 at temperature 0."""
+    spec = replace(SPEC, num_samples=4, params=replace(SPEC.params, temperature=0.0), prompt_logprobs=True)
+    (call,) = plan_calls(spec, "tiny", 100)
+    assert (call.sequences, call.scores) == (1, True)
+    assert (asked(call)["n"], asked(call)["temperature"], asked(call)["prompt_logprobs"]) == (1, 0.0, 0)
+
+
+def test_seed_is_sent_once_for_all_choices() -> None:
+    """D5: vLLM gives choice i the seed + i."""
+    body = only(replace(with_params(seed=2**63 - 1), num_samples=4))
+    assert (body["seed"], body["n"]) == (2**63 - 1, 4)
+    assert "seed" not in only(SPEC)
+
+
+@pytest.mark.parametrize(("wanted", "k"), [({"prompt_logprobs": True}, 0), ({"topk_prompt_logprobs": 3}, 3)])
+def test_prompt_scores_of_one_sequence_come_with_it(wanted: dict[str, Any], k: int) -> None:
+    (call,) = plan_calls(replace(SPEC, **wanted), "tiny", 100)
+    assert (call.sequences, call.scores) == (1, True)
+    assert asked(call)["prompt_logprobs"] == k
+
+
+def test_prompt_scores_of_several_are_asked_apart() -> None:
+    """D15: they are those of temperature 1, whatever the sequences are sampled at."""
+    spec = replace(with_params(temperature=0.5, top_p=0.5, top_k=3, seed=1), num_samples=4, topk_prompt_logprobs=2)
+    scores, sample = plan_calls(spec, "tiny", 100)
+    assert (scores.sequences, scores.scores) == (0, True)
+    assert (sample.sequences, sample.scores) == (4, False)
+    body = asked(scores)
+    assert (body["n"], body["max_tokens"], body["prompt_logprobs"]) == (1, 1, 2)
+    assert (body["temperature"], body["top_p"], body["top_k"]) == (1.0, 1.0, -1)
+    assert "prompt_logprobs" not in asked(sample)
