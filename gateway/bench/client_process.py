@@ -26,7 +26,14 @@ _PROGRESS_S: Final = 0.25
 
 
 def main() -> None:
+    _allow_descriptors()
     uvloop.run(_serve_driver())
+
+
+def _allow_descriptors() -> None:
+    """A connection per sample in flight: as many as the machine lets us have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve_driver() -> None:

@@ -13,6 +13,7 @@ from gateway.bench.report import exit_code, to_json
 from gateway.bench.scenario import PRESETS, resolve
 from gateway.bench.session import ANY_KEY, against, print_report, print_start_error, run_to_end, self_contained
 from gateway.bench.stack import Deployment
+from gateway.bench.transport import parse_target
 from shared.core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def bench(
         raise ConfigError("--client sdk: driving the published SDK is not built yet; use --client raw")
     console = Console()
     scenario = _scenario(preset, values)
-    deployment = None if url is None else Deployment(url.rstrip("/"), _trimmed(admin), _trimmed(simulator))
+    deployment = None if url is None else _deployment(url, admin, simulator)
     try:
         report = run_to_end(_work(scenario, deployment, console, model, api_key))
     except StartError as error:
@@ -127,6 +128,14 @@ def _scenario(preset: str | None, values: dict[str, Any]) -> Scenario:
     given = {name: value for name, value in values.items() if value is not None}
     given.setdefault("seed", random.SystemRandom().randrange(2**31))
     return resolve(preset, given)
+
+
+def _deployment(url: str, admin: str | None, simulator: str | None) -> Deployment:
+    try:
+        parse_target(url)
+    except ValueError as error:
+        raise ConfigError(f"--url {error}") from None
+    return Deployment(url.rstrip("/"), _trimmed(admin), _trimmed(simulator))
 
 
 def _work(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -21,10 +22,16 @@ async def offered_model(url: str, api_key: str) -> str:
         ):
             body = await response.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise StartError(f"no gateway answers at {url}: {error or 'no reply in time'}") from error
+        raise StartError(f"no gateway answers at {url}: {_reason(error)}") from error
     if response.status != 200:
         raise StartError(f"the gateway at {url} answered {response.status} when asked for its models: {body}")
     return first_model(body, url)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return str(error) or "no reply in time"
 
 
 def first_model(capabilities: Mapping[str, Any], url: str) -> str:

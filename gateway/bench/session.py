@@ -55,13 +55,13 @@ async def against(
 def print_report(report: Report, console: Console) -> None:
     console.print(render(report))
     for example in report.examples:
-        console.print(f"  {example}", style="red", highlight=False, markup=False)
+        console.print(f"  {example}", style="red", highlight=False, markup=False, soft_wrap=True)
     console.print(verdict_line(report), style="bold green" if verdict_line(report).startswith("OK") else "bold red")
 
 
 def print_start_error(error: StartError) -> None:
     """Whole, with its line breaks: it quotes what the process that did not start had to say."""
-    Console(stderr=True).print(str(error), style="red", highlight=False, markup=False)
+    Console(stderr=True).print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
 
 
 async def _until_signal(work: Coroutine[None, None, Report]) -> Report:

@@ -1,0 +1,32 @@
+"""The two commands' flags; what they run is tried in tests/system."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.bench.command import bench
+from gateway.bench.demo import demo
+from gateway.bench.scenario import Scenario
+from shared.core.errors import ConfigError
+
+
+def test_every_part_of_a_scenario_has_a_flag() -> None:
+    flags = {parameter.name for parameter in bench.params}
+    assert flags >= set(Scenario.__struct_fields__)
+
+
+def test_the_demo_needs_no_arguments() -> None:
+    assert not any(parameter.required for parameter in demo.params)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--client", "sdk"], "--client sdk"),
+        (["--url", "https://h"], "--url 'https://h'"),
+        (["--heartbeat-seconds", "0"], "--heartbeat-seconds 0.0"),
+    ],
+)
+def test_what_cannot_be_run_is_named_before_anything_starts(arguments: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        bench.main(arguments, standalone_mode=False)
