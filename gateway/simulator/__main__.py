@@ -1,0 +1,3 @@
+from gateway.simulator.command import simulate_vllm
+
+simulate_vllm()

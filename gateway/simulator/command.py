@@ -1,0 +1,78 @@
+"""`gateway simulate-vllm`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import click
+import uvloop
+
+from gateway.simulator.config import SimulatorConfig
+from gateway.simulator.simulator import Simulator
+
+
+@click.command("simulate-vllm")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8100, show_default=True, help="Port; 0 takes a free one and prints it.")
+@click.option("--model", "models", multiple=True, default=("sim/tiny",), show_default=True, help="Model served.")
+@click.option("--max-model-len", default=131_072, show_default=True, help="Context length in tokens.")
+@click.option(
+    "--mode",
+    type=click.Choice(["instant", "latency", "barrier"]),
+    default="instant",
+    show_default=True,
+    help="instant: at once. latency: --gen-seconds each. barrier: all requests held, and let go together.",
+)
+@click.option("--gen-seconds", default=1.0, show_default=True, help="Time of one generation in latency mode.")
+@click.option("--max-num-seqs", default=0, show_default=True, help="Generations at once in latency mode; 0: no limit.")
+@click.option(
+    "--logprobs-mode",
+    type=click.Choice(["processed_logprobs", "raw_logprobs"]),
+    default="processed_logprobs",
+    show_default=True,
+    help="Whether logprobs are scaled by the temperature. vLLM's own default is raw_logprobs.",
+)
+@click.option("--keep-alive", default=5.0, show_default=True, help="Seconds until an idle connection is closed.")
+def simulate_vllm(
+    host: str,
+    port: int,
+    models: tuple[str, ...],
+    max_model_len: int,
+    mode: str,
+    gen_seconds: float,
+    max_num_seqs: int,
+    logprobs_mode: str,
+    keep_alive: float,
+) -> None:
+    """Run a simulated vLLM: the real shape of requests and replies, no model.
+
+    Tokens and logprobs are a pure function of model, prompt, seed and choice (gateway/simulator/tokens.py), so any
+    client can check that a result is its own. POST /_sim/faults scripts misbehaviour, GET /_sim/stats tells what was
+    seen.
+    """
+    config = SimulatorConfig(
+        host=host,
+        port=port,
+        models=models,
+        max_model_len=max_model_len,
+        mode=mode,  # type: ignore[arg-type] # click has checked it
+        gen_seconds=gen_seconds,
+        max_num_seqs=max_num_seqs,
+        raw_logprobs=logprobs_mode == "raw_logprobs",
+        keep_alive_s=keep_alive,
+    )
+    try:
+        uvloop.run(_serve(config))
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+async def _serve(config: SimulatorConfig) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    async with Simulator(config) as simulator:
+        click.echo(f"simulated vLLM on {simulator.url} ({', '.join(config.models)}, {config.mode})")
+        await stopped.wait()

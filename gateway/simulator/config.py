@@ -1,0 +1,28 @@
+"""What a simulated vLLM is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["instant", "latency", "barrier"]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorConfig:
+    """`mode`: instant answers at once; latency takes `gen_seconds` for each request, `max_num_seqs` at a time; barrier
+    holds all and lets them go together, `barrier_idle_s` after the last one came.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    models: tuple[str, ...] = ("sim/tiny",)
+    max_model_len: int = 131_072
+    mode: Mode = "instant"
+    gen_seconds: float = 1.0
+    max_num_seqs: int = 0  # 0: no limit
+    barrier_idle_s: float = 0.2
+    raw_logprobs: bool = False
+    # uvicorn's default, and so vLLM's.
+    keep_alive_s: float = 5.0
+    backlog: int = 65_535

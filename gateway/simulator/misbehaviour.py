@@ -1,0 +1,83 @@
+"""Spoiling a good reply in the ways that have been seen. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from gateway.simulator.http import HttpReply, head_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.simulator.faults import Fault
+
+_HTML: Final = b"<html><body><h1>It works!</h1></body></html>"
+
+
+def spoil(reply: HttpReply, fault: Fault | None) -> HttpReply:
+    """`reply` as the fault leaves it; faults of other kinds leave it alone."""
+    if fault is None:
+        return reply
+    head_bytes = len(head_of(reply, keep_alive=True))
+    match fault.kind:
+        case "reset_after_headers":
+            return replace(reply, cut_at=head_bytes)
+        case "reset_in_body":
+            return replace(reply, cut_at=head_bytes + len(reply.body) // 2)
+        case "html":
+            return replace(reply, body=_HTML, content_type="text/html")
+        case "empty":
+            return replace(reply, body=b"")
+        case "nan":
+            return replace(reply, body=reply.body.replace(b'"token_logprobs":[', b'"token_logprobs":[NaN,', 1))
+        case "error_in_200":
+            return replace(reply, body=b'{"error":{"message":"something broke","type":"InternalServerError"}}')
+    edit = _EDITS.get(fault.kind)
+    return replace(reply, body=_edited(reply.body, edit, fault)) if edit is not None else reply
+
+
+def _edited(body: bytes, edit: Callable[[dict[str, Any], Fault], None], fault: Fault) -> bytes:
+    document = orjson.loads(body)
+    edit(document, fault)
+    return orjson.dumps(document)
+
+
+def _abort(document: dict[str, Any], fault: Fault) -> None:
+    """As a draining or paused engine answers: 200, and only some of the tokens."""
+    kept = int(fault.options.get("tokens", 0))
+    for choice in document["choices"]:
+        choice["finish_reason"] = "abort"
+        choice["token_ids"] = (choice["token_ids"] or [])[:kept]
+        logprobs = choice["logprobs"]
+        if logprobs is not None:
+            for name in logprobs:
+                logprobs[name] = logprobs[name][:kept]
+
+
+def _null_logprobs(document: dict[str, Any], fault: Fault) -> None:
+    for choice in document["choices"]:
+        choice["logprobs"]["token_logprobs"][-1] = None
+
+
+def _missing_choices(document: dict[str, Any], fault: Fault) -> None:
+    document["choices"] = document["choices"][:-1]
+
+
+def _wrong_lengths(document: dict[str, Any], fault: Fault) -> None:
+    document["choices"][0]["logprobs"]["token_logprobs"].pop()
+
+
+def _bad_token(document: dict[str, Any], fault: Fault) -> None:
+    document["choices"][0]["token_ids"][0] = fault.options.get("value", 2**40)
+
+
+_EDITS: Final[dict[str, Callable[[dict[str, Any], Fault], None]]] = {
+    "abort": _abort,
+    "null_logprobs": _null_logprobs,
+    "missing_choices": _missing_choices,
+    "wrong_lengths": _wrong_lengths,
+    "bad_token": _bad_token,
+}

@@ -1,0 +1,142 @@
+"""What the simulated vLLM answers, as pure functions, so that any client can check that a result is its own.
+
+This file stands alone (standard library and numpy): copy it to wherever results are checked.
+
+    tokens      sampled(model, prompt, seed, n): tokens int32[n] and their logprobs float32[n] at temperature 1
+    choices     choice i of a request is drawn with seed + i, as vLLM does
+    temperature does not change what is drawn; reported logprobs are those of temperature 1 divided by it
+                (`reported`), unless the simulator runs with --logprobs-mode raw. Prompt logprobs never change.
+    no seed     one is drawn below UNSEEDED, `find_seed` finds it again from the tokens
+    greedy      temperature 0: the sample of GREEDY_SEED
+    end         only a prompt that ends with ASKS_TO_END makes the model end by itself: EOS is then drawn at position
+                `end_position`. With `ignore_eos` the generation goes on as if nothing had been
+    text        the text of token t is `text_of(t)`
+
+All draws are splitmix64 over a key that hashes model and prompt: two prompts share nothing, so a result that belongs to
+somebody else shows in its first token.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+VOCAB = 32_000
+EOS = 2
+ASKS_TO_END = 7
+GREEDY_SEED = 0x5EED_0F_6EED
+UNSEEDED = 1 << 16
+# Logprobs at temperature 1 lie between 0 and minus this.
+_DEEPEST = 12.0
+_FIRST_TOKEN = 8
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_TOKENS, _LOGPROBS, _ALTERNATIVES, _PROMPT, _END = range(1, 6)
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finaliser, element by element."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _draws(key: int, n: int) -> NDArray[np.uint64]:
+    """n 64-bit draws under a key."""
+    counters = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return _mix(counters + np.uint64(key & _MASK))
+
+
+def _key(base: int, *parts: int) -> int:
+    for part in parts:
+        base = int(_draws(base ^ (part & _MASK), 1)[0])
+    return base
+
+
+def _base(model: str, prompt: ArrayLike) -> int:
+    data = np.asarray(prompt, dtype="<i4").tobytes()
+    return int.from_bytes(blake2b(model.encode() + b"\0" + data, digest_size=8).digest(), "little")
+
+
+def _units(draws: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Uniform in [0, 1)."""
+    return (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def sampled(model: str, prompt: ArrayLike, seed: int, n: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Tokens int32[n] and logprobs float32[n] at temperature 1, drawn with the effective seed (seed + choice)."""
+    base = _base(model, prompt)
+    tokens = _FIRST_TOKEN + (_draws(_key(base, seed, _TOKENS), n) % np.uint64(VOCAB - _FIRST_TOKEN)).astype(np.int32)
+    logprobs = (-_DEEPEST * _units(_draws(_key(base, seed, _LOGPROBS), n))).astype(np.float32)
+    end = end_position(model, prompt)
+    if end is not None and end < n:
+        tokens[end] = EOS
+    return tokens.astype(np.int32), logprobs
+
+
+def end_position(model: str, prompt: ArrayLike) -> int | None:
+    """Where the model ends by itself (the index of EOS); None when it never does."""
+    last = np.asarray(prompt).reshape(-1)[-1]
+    return _key(_base(model, prompt), _END) % 24 + 4 if int(last) == ASKS_TO_END else None
+
+
+def reported(logprobs: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
+    """float32[n]: logprobs as they are reported at a temperature (`--logprobs-mode processed_logprobs`)."""
+    return logprobs if temperature == 0.0 else (logprobs / np.float32(temperature)).astype(np.float32)
+
+
+def find_seed(model: str, prompt: ArrayLike, tokens: ArrayLike) -> int | None:
+    """The seed of a first choice that was asked for without one."""
+    wanted = np.asarray(tokens, np.int32)
+    base = _base(model, prompt)
+    for seed in range(UNSEEDED):
+        draw = int(_draws(_key(base, seed, _TOKENS), 1)[0])
+        if _FIRST_TOKEN + draw % (VOCAB - _FIRST_TOKEN) == int(wanted[0]) and np.array_equal(
+            sampled(model, prompt, seed, len(wanted))[0], wanted
+        ):
+            return seed
+    return None
+
+
+def alternatives(
+    model: str, prompt: ArrayLike, seed: int, n: int, k: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """int32[n, k], float32[n, k]: the k best other tokens at each position at temperature 1, best first."""
+    return _alternatives(_key(_base(model, prompt), seed, _ALTERNATIVES), n, k)
+
+
+def _alternatives(key: int, n: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    draws = _draws(key, n)
+    ranks = np.arange(k, dtype=np.uint64)
+    # Even ids for alternatives of even draws, far apart: no two of a row are equal.
+    ids = (draws[:, None] + ranks[None, :] * np.uint64(7919)) % np.uint64(VOCAB)
+    logprobs = -(0.05 + 0.4 * ranks[None, :].astype(np.float64) + 0.3 * _units(draws)[:, None])
+    return ids.astype(np.int32), logprobs.astype(np.float32)
+
+
+def prompt_logprobs(model: str, prompt: ArrayLike) -> NDArray[np.float32]:
+    """float32[P]: the prompt's own logprobs at temperature 1; the first is NaN."""
+    n = len(np.asarray(prompt))
+    values = (-_DEEPEST * _units(_draws(_key(_base(model, prompt), _PROMPT), n))).astype(np.float32)
+    values[0] = np.nan
+    return values
+
+
+def prompt_alternatives(model: str, prompt: ArrayLike, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """int32[P, k], float32[P, k]: the k best other tokens at each position of the prompt, best first."""
+    n = len(np.asarray(prompt))
+    return _alternatives(_key(_base(model, prompt), _PROMPT, _ALTERNATIVES), n, k)
+
+
+def best(
+    own: int, own_logprob: float, ids: NDArray[np.int32], logprobs: NDArray[np.float32], k: int
+) -> list[tuple[int, float]]:
+    """The k best of one position: its own token among the alternatives (an id that repeats it is left out)."""
+    pairs = [(int(other), float(value)) for other, value in zip(ids, logprobs, strict=True) if int(other) != own]
+    return sorted([(own, float(own_logprob)), *pairs], key=lambda pair: -pair[1])[:k]
+
+
+def text_of(token: int) -> str:
+    return f" t{token}"
