@@ -4,8 +4,8 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 
 from shared.core.result import PromptScores, SampleResult, SequenceResult, StopReason, TopK
 from shared.wire import proto
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def i4(*values: int) -> bytes:
@@ -34,7 +37,7 @@ RESULT = SampleResult(
 )
 
 
-# -- a reader of our own, of the wire format alone ----------------------------------------------------------------------
+# -- a reader of our own, of the wire format alone ------------------------------------------------------------------
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
