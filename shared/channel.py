@@ -23,7 +23,9 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 class Drain(msgspec.Struct, tag="drain", frozen=True):
     """Stop taking samples, answer polls, let what runs end for `deadline_s`, orphan the rest, exit 0.
 
-    `replaced`: another worker already serves the slot, so stop accepting at once.
+    `replaced`: another worker already serves the slot, so stop accepting at once. Where the results end with the
+    supervisor's own Redis, a worker whose samples have ended keeps answering polls until the deadline, or until it is
+    told to drain a second time: then all results have been fetched.
     """
 
     deadline_s: float

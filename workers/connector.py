@@ -19,7 +19,7 @@ import aiohttp
 from shared.core import ports
 
 if TYPE_CHECKING:
-    from aiohttp.abc import AddrInfoType
+    from aiohttp.connector import AddrInfoType
 
     from shared.config import Settings
 

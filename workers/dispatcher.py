@@ -91,6 +91,10 @@ class Running:
     stop: Ending | None = None
     paused_reason: str | None = None
 
+    def ending(self) -> Ending | None:
+        """What somebody outside has decided it ends with."""
+        return self.stop
+
     def end_early(self, ending: Ending) -> bool:
         """End it with `ending` unless it has already ended otherwise; False then."""
         if self.stop is not None or self.phase is Phase.SETTLING:
@@ -252,16 +256,16 @@ class Dispatcher:
             self._release(running)
 
     async def _execute(self, running: Running) -> Ending:
-        if running.stop is not None:
-            return running.stop
+        if (stop := running.ending()) is not None:
+            return stop
         running.phase = Phase.EXECUTING
         try:
             return await self._executor.execute(running)
         except asyncio.CancelledError:
-            if running.stop is None:
+            if (stop := running.ending()) is None:
                 raise
             _swallow_cancellation()
-            return running.stop
+            return stop
         except Exception:
             # A task boundary: whatever broke, the client is owed an end.
             log.exception("sample broke", extra={"request_id": running.key})

@@ -16,7 +16,7 @@ from shared.store.reaping import reap
 from workers import control
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from shared.config import Settings
     from shared.core.model import SampleKey
@@ -41,7 +41,7 @@ class Housekeeping:
         self._troubled: set[str] = set()
         self._held_lease = False
 
-    def duties(self) -> list[Callable[[], Awaitable[None]]]:
+    def duties(self) -> list[Callable[[], Coroutine[None, None, None]]]:
         """Endless coroutines, one per duty; whoever starts them owns and cancels them."""
         return [self._tend_store, self._probe, self._learn_models, self._deps.clocks.run]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,6 +10,8 @@ import msgspec
 from shared import channel
 
 if TYPE_CHECKING:
+    import socket
+
     from shared.channel import Start, ToSupervisor, ToWorker
 
 

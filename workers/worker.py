@@ -174,9 +174,11 @@ class Worker:
         try:
             async with asyncio.timeout(order.deadline_s):
                 await self._dispatcher.wait_idle()
+                if not order.replaced and self._config.settings.redis_url is None:
+                    await self._supervision.next_order()
         except TimeoutError:
-            orphaned = self._dispatcher.orphan_all()
-            log.warning("drain deadline: the rest is submitted again elsewhere", extra={"orphaned": orphaned})
+            if orphaned := self._dispatcher.orphan_all():
+                log.warning("drain deadline: the rest is submitted again elsewhere", extra={"orphaned": orphaned})
             await self._wait_idle_at_most(_LAST_REPLIES_S)
 
     async def _wait_idle_at_most(self, seconds: float) -> None:
@@ -195,6 +197,7 @@ class Worker:
         await self._pool.close()
         await self._http.close()
         await self._store.close()
+        self._supervision.tell(self.status())  # what was counted since the last one
         await self._supervision.close()
 
     async def _leave_store(self) -> None:

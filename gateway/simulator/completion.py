@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gateway.simulator import tokens as oracle
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _DEFAULT_MAX_TOKENS: Final = 16
 _MAX_LOGPROBS: Final = 20

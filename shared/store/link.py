@@ -123,7 +123,8 @@ class Link:
             await loop.create_unix_connection(lambda: connection, self._address.path)
         else:
             context = self._address.ssl_context()
-            await loop.create_connection(lambda: connection, self._address.host, self._address.port, ssl=context)
+            host, port = self._address.host or "localhost", self._address.port
+            await loop.create_connection(lambda: connection, host, port, ssl=context)
         try:
             await self._log_in(connection)
         except BaseException:
@@ -147,10 +148,10 @@ class Link:
         except StoreUnavailable as error:
             raise StoreUnavailable(f"Redis at {self._address.shown}: {error}", maybe_done=False) from None
         if isinstance(reply, hiredis.ReplyError):
-            error = error_of(reply)
-            if isinstance(error, StoreRefused):
+            refused = error_of(reply)
+            if isinstance(refused, StoreRefused):
                 raise StoreRefused(f"Redis at {self._address.shown} refuses the login: {reply}")
-            raise error
+            raise refused
 
     def _down(self) -> None:
         self.connection = None

@@ -368,7 +368,7 @@ def _parse_entry(data: bytes) -> LogEntry:
 def _cursor(stream_id: bytes) -> int:
     """The cursor after an entry: n counts from 1, so that 0 means "from the start"."""
     epoch, n = stream_id.decode().split("-")
-    return int(epoch) * 2**_SEQ_BITS + int(n) + 1
+    return (int(epoch) << _SEQ_BITS) + int(n) + 1
 
 
 def _session_state(seen: bytes | None, finished: bytes | None) -> SessionState:
