@@ -80,6 +80,7 @@ class Supervisor:
         self._accumulator = Accumulator()
         self._reaping: set[asyncio.Task[None]] = set()
         self._halt: fleets.Halt | None = None
+        self._released = False
         self._started_at_s = time.time()
         self._loop_lag_s = 0.0
         self._admin = admin_server(admin_app(self, settings.admin_key))
@@ -135,6 +136,7 @@ class Supervisor:
             await asyncio.sleep(_TICK_S)
             self._loop_lag_s = max(loop.time() - due_s, 0.0)
             self._account()
+            self._release_when_all_is_read()
             self._events.put_nowait(self._fleet.tick)
 
     # -- what happens -------------------------------------------------------------------------------------------
@@ -210,6 +212,17 @@ class Supervisor:
     def _send_drain(self, action: fleets.SendDrain) -> None:
         if process := self._processes.get(action.serial):
             process.send(Drain(action.deadline_s, action.replaced))
+
+    def _release_when_all_is_read(self) -> None:
+        """The embedded Redis ends with us: drained workers answer polls until the last result has been fetched."""
+        if self._released or not self._fleet.halting or self.settings.redis_url is not None:
+            return
+        statuses = [process.status for process in self._processes.values()]
+        drained = all(status and status.draining and not status.in_flight for status in statuses)
+        if drained and unread_results(self._accumulator) == 0:
+            self._released = True
+            for process in self._processes.values():
+                process.send(Drain(0.0))
 
     def _signal(self, serial: int, number: signal.Signals) -> None:
         if process := self._processes.get(serial):
@@ -293,9 +306,8 @@ class Supervisor:
         if halt.reason:
             log.error("the gateway stops", extra={"reason": halt.reason, "code": halt.code})
             return
-        count = self._accumulator.count
-        unread = count("completed") + count("failed") - count("delivered") - count("expired_undelivered")
-        if self.settings.redis_url is None and unread > 0:
+        unread = unread_results(self._accumulator)
+        if self.settings.redis_url is None and unread:
             log.warning("results that nobody fetched end with the embedded Redis", extra={"results": unread})
         log.info("the gateway has stopped")
 
@@ -323,6 +335,13 @@ async def _guarded(work: Awaitable[None]) -> None:
         await work
     except Exception:
         log.exception("a background task failed; the gateway goes on without it")
+
+
+def unread_results(accumulator: Accumulator) -> int:
+    """Results and errors that were never handed over, as far as the workers have told."""
+    count = accumulator.count
+    gone = count("delivered") + count("expired_undelivered")
+    return max(count("completed") + count("failed") - gone, 0)
 
 
 def roll_deadline_s(settings: Settings) -> float:

@@ -8,6 +8,7 @@ It accepts on its socket and answers every connection with "<slot> <pid>\\n". Mi
     hangs             ready, then never a status again; also ignores SIGABRT
     drains-slowly     on drain, stays until its deadline, like one with a sample that runs
     ignores-drain     stays for ever
+    lingers           on drain, stays until told to drain again; its results are fetched half a second into the drain
     fails-second      fine in the first process of a slot, dies at start in every later one (FAKE_WORKER_DIR remembers)
 """
 
@@ -27,9 +28,10 @@ from shared import channel
 STATUS_S = 0.1
 
 
-def status(served: int, *, draining: bool) -> channel.Status:
+def status(in_flight: int, served: int, delivered: int, *, draining: bool) -> channel.Status:
     upstream = channel.UpstreamStatus("http://upstream", "up", 0, 0)
-    return channel.Status(1, 10, 0.5, 1.0, True, 2, (upstream,), {"begun": served, "completed": served}, draining)
+    counters = {"begun": served, "completed": served, "delivered": delivered}
+    return channel.Status(in_flight, 10, 0.5, 1.0, True, 2, (upstream,), counters, draining)
 
 
 class FakeWorker:
@@ -41,6 +43,7 @@ class FakeWorker:
         self.slot = -1
         self.served = 0
         self.stop_at: float | None = None
+        self.fetched_at: float | None = None
 
     def tell(self, message: channel.ToSupervisor) -> None:
         self.control.sendall(channel.encode(message))
@@ -56,8 +59,13 @@ class FakeWorker:
                 if self.control in ready and (code := self.read_orders()) is not None:
                     return code
                 if self.slot >= 0 and self.mode != "hangs":
-                    self.tell(status(self.served, draining=self.stop_at is not None))
+                    self.tell(self.status())
         return 0
+
+    def status(self) -> channel.Status:
+        fetched = self.fetched_at is not None and time.monotonic() > self.fetched_at
+        delivered = self.served if fetched else 0
+        return status(int(self.fetched_at is None), self.served, delivered, draining=self.stop_at is not None)
 
     def choose_sources(self, selector: selectors.BaseSelector) -> None:
         wanted = self.slot >= 0 and self.stop_at is None
@@ -89,7 +97,10 @@ class FakeWorker:
         if isinstance(order, channel.Start):
             return self.start(order)
         if isinstance(order, channel.Drain):
-            wait_s = {"drains-slowly": order.deadline_s, "ignores-drain": 3600.0}.get(self.mode, 0.0)
+            if self.mode == "lingers" and self.fetched_at is None:
+                self.fetched_at = time.monotonic() + 0.5
+            modes = {"drains-slowly": order.deadline_s, "lingers": order.deadline_s, "ignores-drain": 3600.0}
+            wait_s = modes.get(self.mode, 0.0)
             self.stop_at = time.monotonic() + wait_s
         return None
 

@@ -101,6 +101,16 @@ def test_drain_waits_for_what_runs(tmp_path: Path) -> None:
         assert gateway.exit_code() == 0
 
 
+def test_with_the_embedded_redis_a_stop_waits_for_results_that_nobody_fetched_yet(tmp_path: Path) -> None:
+    """...and not until the deadline (60 s), once all have been."""
+    with GatewayProcess(tmp_path, worker="lingers") as gateway:
+        eventually(lambda: {gateway.ask()[0] for _ in range(10)} == {0, 1}, "both have results")
+        gateway.signal(signal.SIGTERM)
+        eventually(lambda: {slot["state"] for slot in gateway.slots()} == {"draining"}, "both drain")
+        assert gateway.exit_code() == 0
+        assert not gateway.logged("results that nobody fetched")
+
+
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path, worker="ignores-drain") as gateway:
         pids = gateway.pids()
