@@ -6,9 +6,9 @@ A rule is a JSON object: `kind`, its own options, and which requests it is for:
     fraction: f       of those that match, spread evenly
     path, model, request_id_prefix                           what must match
 
-kinds (options): status (status, body, headers, delay_s), delay (delay_s), hang, reset_before_read, reset_before_status,
-reset_after_headers, reset_in_body, abort (tokens), null_logprobs, nan, html, empty, missing_choices, wrong_lengths,
-bad_token (value), error_in_200. Of the whole server: drain (refuses new connections, answers none of the open ones),
+kinds (options): status (status, body, headers, delay_s), delay (delay_s), hold (until POST /_sim/release), hang,
+reset_before_read, reset_before_status, reset_after_headers, reset_in_body, abort (tokens), null_logprobs, nan, html,
+empty, missing_choices, wrong_lengths, bad_token (value), error_in_200. Of the whole server: drain (refuses new connections, answers none of the open ones),
 slow_accept (delay_s).
 """
 
@@ -21,6 +21,7 @@ KINDS: Final = frozenset(
     {
         "status",
         "delay",
+        "hold",
         "hang",
         "reset_before_read",
         "reset_before_status",

@@ -47,6 +47,7 @@ class Simulator:
         self._adapters: dict[str, str] = {}
         self._rng = random.Random()
         self._draining = False
+        self._released = asyncio.Event()
         self._completions: dict[str, Route] = {
             "/v1/completions": self._complete,
             "/inference/v1/generate": self._complete,
@@ -178,6 +179,8 @@ class Simulator:
     async def _misbehave_while_running(self, fault: Fault) -> None:
         if fault.kind == "delay":
             await asyncio.sleep(fault.delay_s)
+        elif fault.kind == "hold":
+            await self._released.wait()
         elif fault.kind == "hang":
             await asyncio.sleep(_NEVER_S)
         elif fault.kind == "reset_before_status":
@@ -240,6 +243,8 @@ class Simulator:
 
     async def _release(self, request: HttpRequest) -> HttpReply:
         self._gate.release()
+        released, self._released = self._released, asyncio.Event()
+        released.set()
         return _json({})
 
     async def _reset(self, request: HttpRequest) -> HttpReply:
