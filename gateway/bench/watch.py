@@ -158,7 +158,7 @@ class Watch:
         admin, deadline_s = self._deployment.admin_url, time.monotonic() + _PROBED_S
         while admin is not None and time.monotonic() < deadline_s:
             status = await self._get_json(f"{admin}/status")
-            if status is None or not unprobed(status):
+            if status is None or probed(status):
                 return
             await asyncio.sleep(_PROBED_AGAIN_S)
 
@@ -182,9 +182,10 @@ class Watch:
         return body if response.status == 200 and isinstance(body, dict) else None
 
 
-def unprobed(status: Mapping[str, Any]) -> list[str]:
-    """The upstreams of a /status page that the gateway has not finished asking about their logprobs."""
-    return [upstream["url"] for upstream in status.get("upstreams") or () if upstream.get("logprobs_scale") is None]
+def probed(status: Mapping[str, Any]) -> bool:
+    """Whether the gateway of this /status page knows its upstreams, and how the logprobs of each scale."""
+    upstreams = status.get("upstreams") or ()
+    return bool(upstreams) and all(upstream.get("logprobs_scale") is not None for upstream in upstreams)
 
 
 def _usages(pids: Any) -> dict[int, ProcessUsage]:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.bench import procfs
 from gateway.bench.procfs import ProcessUsage
-from gateway.bench.watch import Observations, UsageLedger, unprobed
+from gateway.bench.watch import Observations, UsageLedger, probed
 
 
 def usage(cpu_seconds: float, rss_bytes: int = 0, fds: int = 0) -> ProcessUsage:
@@ -58,9 +58,11 @@ def test_status_pages_are_read_as_far_as_they_go() -> None:
 
 
 def test_an_upstream_is_probed_once_either_answer_is_known() -> None:
-    upstreams = [{"url": "a", "logprobs_scale": None}, {"url": "b", "logprobs_scale": False}, {"url": "c"}]
-    assert unprobed({"upstreams": upstreams}) == ["a", "c"]
-    assert unprobed({}) == []
+    assert probed({"upstreams": [{"logprobs_scale": True}, {"logprobs_scale": False}]})
+    assert not probed({"upstreams": [{"logprobs_scale": True}, {"logprobs_scale": None}]})
+    assert not probed({"upstreams": [{}]})
+    assert not probed({"upstreams": []})
+    assert not probed({})
 
 
 def test_our_own_process_has_cpu_memory_and_descriptors() -> None:
