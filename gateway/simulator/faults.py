@@ -8,8 +8,8 @@ A rule is a JSON object: `kind`, its own options, and which requests it is for:
 
 kinds (options): status (status, body, headers, delay_s), delay (delay_s), hold (until POST /_sim/release), hang,
 reset_before_read, reset_before_status, reset_after_headers, reset_in_body, abort (tokens), null_logprobs, nan, html,
-empty, missing_choices, wrong_lengths, bad_token (value), error_in_200. Of the whole server: drain (refuses new connections, answers none of the open ones),
-slow_accept (delay_s).
+empty, missing_choices, wrong_lengths, bad_token (value), error_in_200. Of the whole server: drain (refuses new
+connections, answers none of the open ones), slow_accept (delay_s).
 """
 
 from __future__ import annotations

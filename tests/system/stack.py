@@ -43,6 +43,20 @@ class Simulator:
         reply = call("POST", f"{self.url}/_sim/faults", {"faults": list(faults)})
         assert reply.status == 200, reply
 
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """What reaches it within the block is answered when the block is over."""
+        self.script({"kind": "hold"})
+        try:
+            yield
+        finally:
+            self.script()
+            assert call("POST", f"{self.url}/_sim/release").status == 200
+
+    def runs(self, samples: int) -> None:
+        """Wait until so many generations are running."""
+        eventually(f"{samples} generations", lambda: self.stats()["in_flight"] >= samples)
+
 
 class Gateway:
     """`gateway serve` on free ports. `url` and `port` stay the same over `restart`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -25,7 +24,6 @@ BOB: Final = "tml-bob-key-of-the-any-worker-tests"
 PROMPT: Final = [11, 12, 13]
 # Short enough to be waited for; still far longer than a poll takes.
 RETRIEVED_TTL_S: Final = 1
-SLOW_S: Final = 0.7
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +62,6 @@ def client(stack: Stack, first: Connection) -> Client:
     return Client(first, stack.model)
 
 
-@contextmanager
-def slowly(stack: Stack, seconds: float = SLOW_S) -> Iterator[None]:
-    """What is submitted within takes its time upstream."""
-    stack.simulator.script({"kind": "delay", "delay_s": seconds, "fraction": 1.0})
-    yield
-    stack.simulator.script()
-
-
 def result_of(connection: Connection, request_id: str, client: Client, body: dict[str, Any]) -> bytes:
     """The payload, checked to be this very sample's; polls again as long as it is pending."""
     reply = eventually("a settled sample", lambda: settled(poll(connection, request_id)))
@@ -99,29 +89,33 @@ def test_a_held_poll_on_the_other_worker_is_woken_by_the_result(
     stack: Stack, client: Client, first: Connection, second: Connection
 ) -> None:
     body = client.body(1, PROMPT)
-    with slowly(stack):
-        request_id = submit(first, body)["request_id"]
-        reply = poll(second, request_id)
+    with stack.simulator.holding():
+        send_poll(second, submit(first, body)["request_id"])
+        stack.simulator.runs(1)
+    reply = second.receive()
     assert reply.status == 200
     check_payload(reply.body, client.model, body)
 
 
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "at the same moment"])
 def test_an_abandoned_poll_delivers_nothing(
-    stack: Stack, client: Client, first: Connection, second: Connection
+    stack: Stack, client: Client, first: Connection, second: Connection, noticed: bool
 ) -> None:
     """A2: the retrieved clock does not start for a client that had gone before the result landed."""
-    body, control = client.body(1, PROMPT), client.body(2, [*PROMPT, 2])
-    polls = stack.gateway.counter("polls")
-    with slowly(stack):
+    body = client.body(1, PROMPT)
+    seen = stack.gateway.status()["counters"]
+    leaver = connect_to(stack.gateway, 0, ALICE)
+    with stack.simulator.holding():
         request_id = submit(first, body)["request_id"]
-        leaver = connect_to(stack.gateway, 0, ALICE)
+        stack.simulator.runs(1)
         send_poll(leaver, request_id)
-        stack.gateway.counter_reaches("polls", polls + 1)
+        stack.gateway.counter_reaches("polls", seen["polls"] + 1)
         leaver.close()
-        other_id = submit(first, control)["request_id"]
-        assert poll(first, other_id).status == 200
-    # The one that was delivered tells when the retrieved TTL is over.
-    eventually("the delivered result to expire", lambda: poll(first, other_id).status == 410)
+        if noticed:
+            stack.gateway.counter_reaches("polls_abandoned", seen["polls_abandoned"] + 1)
+    # One that is delivered after it tells when the retrieved TTL is over.
+    control_id = submit(first, client.body(2, PROMPT))["request_id"]
+    eventually("the delivered result to expire", lambda: poll(first, control_id).status == 410)
     result_of(second, request_id, client, body)
 
 
@@ -180,11 +174,11 @@ def test_a_huge_number_as_an_id_slows_nobody_down(
 ) -> None:
     """A19: a plain 404, while a poll of somebody else is held on the same worker and answered in its turn."""
     body = client.body(19, PROMPT)
-    with slowly(stack):
-        send_poll(second, submit(second, body)["request_id"])
-        reply = poll(first, "100000000000000000000")
-        assert reply.status == 404
-        held = second.receive()
+    with stack.simulator.holding():
+        send_poll(second, submit(first, body)["request_id"])
+        stack.simulator.runs(1)
+        assert poll(first, "100000000000000000000").status == 404
+    held = second.receive()
     assert held.status == 200
     check_payload(held.body, client.model, body)
 
@@ -219,10 +213,11 @@ def test_two_sampling_sessions_share_no_seq_id(
     other_id = client.sampling_session(second, 1)
     mine = client.body(1, PROMPT)
     other = client.body(1, [*PROMPT, 5], sampling_session_id=other_id)
-    with slowly(stack):
+    with stack.simulator.holding():
         first.send("POST", "/api/v1/asample", mine)
         second.send("POST", "/api/v1/asample", other)
         mine_id, other_request_id = first.receive().json()["request_id"], second.receive().json()["request_id"]
+        stack.simulator.runs(2)
     result_of(second, mine_id, client, mine)
     result_of(first, other_request_id, client, other)
 
@@ -236,13 +231,13 @@ def test_creating_a_sampling_session_is_idempotent_on_any_worker(
 
 def test_the_same_seq_id_with_another_payload_is_refused(client: Client, first: Connection, second: Connection) -> None:
     """A18: on both workers, running and settled, with nothing of the first one in the reply."""
-    body = client.body(18, [987654, *PROMPT])
+    body = client.body(18, [31337, *PROMPT])
     request_id = submit(first, body)["request_id"]
     for connection in (first, second, first):
         reply = connection.post("/api/v1/asample", client.body(18, [4, 5, 6]))
         assert reply.status == 400
         assert "seq_id" in reply.json()["detail"]
-        assert b"987654" not in reply.body
+        assert b"31337" not in reply.body
         result_of(connection, request_id, client, body)
 
 
@@ -282,20 +277,17 @@ class TestAnotherKey:
         yield connection
         connection.close()
 
-    @pytest.fixture
-    def slow_sample(self, stack: Stack, client: Client, first: Connection) -> Iterator[tuple[str, dict[str, Any]]]:
-        body = client.body(11, PROMPT)
-        with slowly(stack):
-            yield submit(first, body)["request_id"], body
-
     def test_retrieves_and_cancels_nothing(
-        self, client: Client, first: Connection, bob: Connection, slow_sample: tuple[str, dict[str, Any]]
+        self, stack: Stack, client: Client, first: Connection, bob: Connection
     ) -> None:
-        request_id, body = slow_sample
-        for path in ("retrieve_future", "cancel_future"):
-            seen = bob.post(f"/api/v1/{path}", {"request_id": request_id})
-            unknown = bob.post(f"/api/v1/{path}", {"request_id": "abc"})
-            assert (seen.status, seen.body) == (unknown.status, unknown.body) == (404, unknown.body)
+        body = client.body(11, PROMPT)
+        with stack.simulator.holding():
+            request_id = submit(first, body)["request_id"]
+            stack.simulator.runs(1)
+            for path in ("retrieve_future", "cancel_future"):
+                seen = bob.post(f"/api/v1/{path}", {"request_id": request_id})
+                unknown = bob.post(f"/api/v1/{path}", {"request_id": "abc"})
+                assert (seen.status, seen.body) == (unknown.status, unknown.body) == (404, unknown.body)
         result_of(first, request_id, client, body)
         assert bob.post("/api/v1/retrieve_future", {"request_id": request_id}).status == 404
 
@@ -338,9 +330,9 @@ def test_a_cancel_reaches_the_worker_that_runs_the_sample(
 ) -> None:
     """D7: the upstream connection is closed, and the sample ends as a failure by the user's wish."""
     aborted = stack.simulator.stats()["aborted"]
-    with slowly(stack, 30):
+    with stack.simulator.holding():
         request_id = submit(first, client.body(30, PROMPT))["request_id"]
-        eventually("the sample upstream", lambda: stack.simulator.stats()["in_flight"] > 0)
+        stack.simulator.runs(1)
         assert second.post("/api/v1/cancel_future", {"request_id": request_id}).status == 200
         eventually("the abort upstream", lambda: stack.simulator.stats()["aborted"] > aborted)
     reply = eventually("a settled sample", lambda: settled(poll(second, request_id)))
@@ -351,11 +343,11 @@ def test_a_finish_ends_what_runs_on_every_worker(
     stack: Stack, client: Client, first: Connection, second: Connection
 ) -> None:
     aborted = stack.simulator.stats()["aborted"]
-    with slowly(stack, 30):
+    with stack.simulator.holding():
         request_ids = [
             submit(connection, client.body(seq, PROMPT))["request_id"] for seq, connection in enumerate((first, second))
         ]
-        eventually("both upstream", lambda: stack.simulator.stats()["in_flight"] >= 2)
+        stack.simulator.runs(2)
         assert (
             second.post(f"/api/v1/sessions/{client.session_id}/finish", {"reason": {"type": "success"}}).status == 200
         )

@@ -36,7 +36,7 @@ def _bodies() -> dict[str, bytes]:
         "deep array": b"[" * 100_000 + b"]" * 100_000,
         "NaN": b'{"seq_id": NaN, "prev_cursor": Infinity}',
         "huge number": b'{"seq_id": 1e400, "session_id": 18446744073709551616}',
-        "wrong types": b'{"session_id": 1, "request_id": {}, "sampling_session_id": [], "target": 5, "prompt": "x"}',
+        "wrong types": b'{"session_id": 1, "request_id": {}, "sampling_session_id": [], "target": 5, "sdk_version": 4}',
     }
 
 

@@ -51,12 +51,11 @@ class Interrupted:
         self.finished = self.client.body(1, PROMPT)
         self.finished_id = submit(connection, self.finished)["request_id"]
         assert settled(connection, self.finished_id).status == 200
-        stack.simulator.script({"kind": "delay", "delay_s": 60, "fraction": 1.0})
-        self.pending_id = submit(connection, self.client.body(2, PROMPT))["request_id"]
-        eventually("the sample upstream", lambda: stack.simulator.stats()["in_flight"] > 0)
-        connection.close()
-        stack.gateway.kill_and_restart()
-        stack.simulator.script()
+        with stack.simulator.holding():
+            self.pending_id = submit(connection, self.client.body(2, PROMPT))["request_id"]
+            stack.simulator.runs(1)
+            connection.close()
+            stack.gateway.kill_and_restart()
         self.connection = stack.gateway.connect()
 
     def goes_on(self) -> None:

@@ -22,8 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.sdk, pytest.mark.timeout(400), pytes
 PROCESSES: Final = 4
 EACH: Final = 50
 PROMPT: Final = [301, 302, 303]
-# Long enough to be interrupted, short enough to be waited for where it is not.
-SLOW: Final = {"kind": "delay", "delay_s": 8, "fraction": 1.0}
 FAULT_TEXT: Final = "the model fell over"
 
 
@@ -72,21 +70,20 @@ def test_a_cancelled_sample_is_aborted_upstream(
 ) -> None:
     """D7: in both ways of waiting; SDKs before 0.26 send no cancel."""
     aborted = stack.simulator.stats()["aborted"]
-    stack.simulator.script(SLOW)
     slow, quick = sample(PROMPT, max_tokens=8, seed=2), sample(PROMPT, max_tokens=8, seed=1)
     arguments = {"model": main_client(stack), "slow": slow, "quick": quick}
     with Script(published_sdk(version), stack, "cancel_one.py", arguments) as script:
-        eventually("the slow sample upstream", lambda: stack.simulator.stats()["in_flight"] > 0)
-        stack.simulator.script()
-        script.go_on()
-        eventually("its abort", lambda: stack.simulator.stats()["aborted"] > aborted)
+        with stack.simulator.holding():
+            stack.simulator.runs(1)
+            script.go_on()
+            eventually("its abort", lambda: stack.simulator.stats()["aborted"] > aborted)
         told = script.result()
     assert told["slow"]["error"] == "CancelledError"
     check_all(stack, {"quick": quick}, {"quick": told["quick"]})
 
 
 def test_a_failure_upstream_reaches_the_user_as_the_servers(stack: Stack, sdk: SdkEnv) -> None:
-    stack.simulator.script({"kind": "status", "status": 500, "body": FAULT_TEXT, "fraction": 1.0})
+    stack.simulator.script({"kind": "status", "status": 500, "body": FAULT_TEXT})
     requests = {"failing": sample(PROMPT, max_tokens=8)}
     told = run_script(sdk, stack, "run_requests.py", clients={"main": main_client(stack)}, requests=requests)
     failing = told["answers"]["failing"]
@@ -96,17 +93,17 @@ def test_a_failure_upstream_reaches_the_user_as_the_servers(stack: Stack, sdk: S
 
 def test_samples_of_a_killed_worker_are_submitted_again_by_the_sdk(stack: Stack, sdk: SdkEnv) -> None:
     """B11: the dead worker's samples are orphaned and announced, and the user sees nothing of it."""
+    orphaned = stack.gateway.counter("orphaned")
     requests = {f"{number}": sample([400, number], max_tokens=8, seed=number) for number in range(24)}
-    stack.simulator.script(SLOW)
     arguments = {"clients": {"main": main_client(stack)}, "requests": requests}
     with Script(sdk, stack, "run_requests.py", arguments) as script:
-        eventually("all samples upstream", lambda: stack.simulator.stats()["in_flight"] >= len(requests))
-        victim = eventually("a worker with samples", lambda: busiest(stack))
-        stack.simulator.script()
-        os.kill(victim["pid"], signal.SIGKILL)
+        with stack.simulator.holding():
+            stack.simulator.runs(len(requests))
+            victim = eventually("a worker with samples", lambda: busiest(stack))
+            os.kill(victim["pid"], signal.SIGKILL)
+            stack.gateway.counter_reaches("orphaned", orphaned + victim["in_flight"])
         told = script.result()
     check_all(stack, requests, told["answers"])
-    assert stack.gateway.counter("orphaned") >= victim["in_flight"]
     heir = stack.gateway.workers()[victim["slot"]]
     assert (heir["source_ip"], heir["restarts"]) == (victim["source_ip"], victim["restarts"] + 1)
 
