@@ -7,6 +7,7 @@ parser's buffers into numpy; only the top-k and prompt scores, which vLLM tells 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,7 @@ from shared.core.result import PromptScores, SampleResult, SequenceResult, StopR
 from shared.wire import document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -29,6 +30,7 @@ _INT32_MAX: Final = 2**31 - 1
 # How the SDK tells that a cell of a top-k row is empty.
 _EMPTY_LOGPROB: Final = -99999.0
 _TOKEN_KEY: Final = "token_id:"
+_TOKEN: Final = re.compile(_TOKEN_KEY + "[0-9]+")
 _STOP_REASONS: Final = {
     "stop": StopReason.STOP,
     "length": StopReason.LENGTH,
@@ -160,7 +162,7 @@ def _sequence(spec: SampleSpec, choice: Value) -> SequenceResult:
 def _token_ids(token_ids: Value, scored: Value) -> NDArray[np.int64]:
     """vLLM before `return_token_ids` tells the ids as `token_id:N` texts only."""
     if token_ids is None:
-        return np.array([_id_of(text) for text in document.plain(scored["tokens"])], np.int64)
+        return _ids_of(document.plain(scored["tokens"]))
     try:
         ids = document.integers(token_ids)
     except document.UNREADABLE as error:
@@ -195,44 +197,59 @@ def _sampled_topk(scored: Value, k: int, tokens: int) -> TopK | None:
     rows = document.plain(scored["top_logprobs"])
     if len(rows) != tokens:
         raise _ReplyError(f"with {tokens} token ids and {len(rows)} rows of top_logprobs")
-    return _topk([_best(((_id_of(key), value) for key, value in row.items()), k) for row in rows], k)
+    ids = _ids_of([key for row in rows for key in row])
+    return _topk(ids, _numbers([value for row in rows for value in row.values()]), [len(row) for row in rows], k)
 
 
-def _id_of(text: Any) -> int:
-    digits = text[len(_TOKEN_KEY) :] if isinstance(text, str) and text.startswith(_TOKEN_KEY) else ""
-    return _id_in(digits, f"with a token told as {str(text)[:20]!r} instead of {_TOKEN_KEY}N")
+def _ids_of(texts: Sequence[Any]) -> NDArray[np.int64]:
+    """Of `token_id:N` texts. There may be a million, so all are looked at in each step, and none by itself."""
+    digits = [text[len(_TOKEN_KEY) :] for text in texts if type(text) is str and text.startswith(_TOKEN_KEY)]
+    if len(digits) != len(texts) or not _are_decimal(digits):
+        wrong = next(text for text in texts if not _TOKEN.fullmatch(str(text)))
+        raise _ReplyError(f"with a token told as {str(wrong)[:20]!r} instead of {_TOKEN_KEY}N")
+    return _in_int32(digits)
 
 
-def _id_in(digits: str, otherwise: str) -> int:
-    # Ten characters hold all of int32, and keep int() cheap.
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 10 and int(digits) <= _INT32_MAX):
-        raise _ReplyError(otherwise)
-    return int(digits)
+def _are_decimal(digits: Sequence[str]) -> bool:
+    told = "".join(digits)
+    return not digits or ("" not in digits and told.isascii() and told.isdecimal())
 
 
-def _best(pairs: Iterable[tuple[int, float]], k: int) -> list[tuple[int, float]]:
-    """The k best of a row. vLLM adds the token itself when it is not among them: it falls off at the end."""
-    return sorted(pairs, key=_by_falling_logprob)[:k]
+def _in_int32(digits: Sequence[str]) -> NDArray[np.int64]:
+    # Ten digits are more than enough, and few enough for int64.
+    too_long = max(map(len, digits), default=0) > 10
+    ids = np.array([] if too_long else [int(text) for text in digits], np.int64)
+    if too_long or ids.max(initial=0) > _INT32_MAX:
+        raise _ReplyError("with a token id above 2**31 - 1")
+    return ids
 
 
-def _by_falling_logprob(pair: tuple[int, float]) -> float:
-    return -_number(pair[1])
+def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
+    """float64[len]; left to itself numpy makes a NaN of None, and a number of a text."""
+    if not all(type(value) in (float, int) for value in values):
+        wrong = next(value for value in values if type(value) not in (float, int))
+        raise _ReplyError(f"with the logprob {wrong!r}")
+    numbers = np.array(values, np.float64)
+    if not np.isfinite(numbers).all():
+        raise _ReplyError("with a logprob that is not finite")
+    return numbers
 
 
-def _number(value: Any) -> float:
-    if type(value) not in (int, float):
-        raise _ReplyError(f"with the logprob {value!r}")
-    return float(value)
+def _topk(ids: NDArray[np.int64], logprobs: NDArray[np.float64], lengths: Sequence[int], k: int) -> TopK:
+    """The k best of each row, the best first, filled up as the SDK reads them. `lengths`: of the rows in `ids`.
 
-
-def _topk(rows: Sequence[Sequence[tuple[int, float]]], k: int) -> TopK:
-    """Rows of at most k pairs, the best first, filled up as the SDK reads them."""
-    ids = np.zeros((len(rows), k), "<i4")
-    logprobs = np.full((len(rows), k), _EMPTY_LOGPROB, np.float64)
-    for place, row in enumerate(rows):
-        if row:
-            ids[place, : len(row)], logprobs[place, : len(row)] = zip(*row, strict=True)
-    return TopK(ids.tobytes(), _packed(logprobs), k, len(rows))
+    vLLM adds the token itself to a row when it is not among the k best: it falls off at the end.
+    """
+    counts = np.array(lengths, np.int64)
+    shape = (len(counts), max(k, int(counts.max(initial=0))))
+    row = np.repeat(np.arange(len(counts)), counts)
+    column = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+    cell_ids, cell_logprobs = np.zeros(shape, np.int64), np.full(shape, -np.inf)
+    cell_ids[row, column], cell_logprobs[row, column] = ids, logprobs
+    best = np.argsort(-cell_logprobs, axis=1, kind="stable")[:, :k]
+    best_ids, best_logprobs = (np.take_along_axis(cells, best, axis=1) for cells in (cell_ids, cell_logprobs))
+    best_logprobs[np.isneginf(best_logprobs)] = _EMPTY_LOGPROB
+    return TopK(best_ids.astype("<i4").tobytes(), _packed(best_logprobs), k, len(counts))
 
 
 def _prompt_scores(spec: SampleSpec, told: Value) -> PromptScores:
@@ -251,24 +268,25 @@ def _own_logprobs(spec: SampleSpec, rows: Sequence[Any], first: int) -> bytes:
     """Each prompt token's own logprob, found by its id: the order within a row is not a promise."""
     values = np.full(len(rows), np.nan, np.float64)
     tokens = spec.prompt.decode().split(",")
-    for place in range(first, len(rows)):
-        row = rows[place]
-        if not row or tokens[place] not in row:
-            raise _ReplyError(f"without the logprob of the prompt token at position {place}")
-        values[place] = _number(row[tokens[place]]["logprob"])
+    values[first:] = _numbers([_own(rows[place], tokens[place], place) for place in range(first, len(rows))])
     return _packed(values)
 
 
+def _own(row: Any, token: str, place: int) -> Any:
+    if not row or token not in row:
+        raise _ReplyError(f"without the logprob of the prompt token at position {place}")
+    return row[token]["logprob"]
+
+
 def _prompt_topk(rows: Sequence[Any], first: int, k: int) -> TopK:
-    empty: list[tuple[int, float]] = []
-    return _topk([empty] * first + [_ranked(row, k) for row in rows[first:]], k)
-
-
-def _ranked(row: Any, k: int) -> list[tuple[int, float]]:
-    if not row:
+    scored = rows[first:]
+    if not all(scored):
         raise _ReplyError("without the prompt_logprobs of some position")
-    otherwise = "with prompt_logprobs whose keys are not token ids"
-    return _best(((_id_in(token, otherwise), entry["logprob"]) for token, entry in row.items()), k)
+    keys = [key for row in scored for key in row]
+    if not _are_decimal(keys):
+        raise _ReplyError("with prompt_logprobs whose keys are not token ids")
+    values = _numbers([entry["logprob"] for row in scored for entry in row.values()])
+    return _topk(_in_int32(keys), values, [0] * first + [len(row) for row in scored], k)
 
 
 def _cached_tokens(reply: Value) -> int:

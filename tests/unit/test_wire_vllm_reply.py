@@ -293,13 +293,15 @@ def test_ids_from_texts_where_there_is_no_list(load: Loader) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["token_id:", "token_id:-1", "token_id:1.0", "token_id:2147483648", "token_id:٣", "x", 5]
+    "text",
+    ["token_id:", "token_id:-1", "token_id:1.0", "token_id:2147483648", "token_id:" + "9" * 5000, "token_id:٣", "x", 5],
 )
 def test_texts_that_are_no_ids(text: Any, load: Loader) -> None:
     """D13"""
     said = choice(None)
     said["logprobs"]["tokens"] = [text, "token_id:8"]
-    assert "instead of token_id:N" in fault_of(reply(said), load).message
+    message = fault_of(reply(said), load).message
+    assert "instead of token_id:N" in message or "token id above 2**31 - 1" in message
 
 
 def test_lean_servers_may_leave_out_what_was_not_asked_for(load: Loader) -> None:
@@ -396,6 +398,34 @@ def test_prompt_scores_that_do_not_fit(rows: Any, words: str, load: Loader) -> N
     found = fault_of(scores_reply(rows), load, SCORED, SCORES)
     assert found.kind is FaultClass.AMBIGUOUS
     assert words in found.message
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        None,
+        {},
+        {"x": entry(-1.0)},
+        {"-1": entry(-1.0)},
+        {"2147483648": entry(-1.0)},
+        {"12": entry("-1")},
+        {"12": entry(-1e300)},
+        {"12": None},
+    ],
+)
+def test_prompt_topk_that_does_not_fit(row: Any, load: Loader) -> None:
+    """D3, D13"""
+    spec = replace(SPEC, topk_prompt_logprobs=2)
+    found = fault_of(scores_reply([*PROMPT_ROWS[:2], row]), load, spec, SCORES)
+    assert found.kind is FaultClass.AMBIGUOUS
+
+
+def test_prompt_topk_alone_brings_no_logprobs(load: Loader) -> None:
+    spec = replace(SPEC, topk_prompt_logprobs=2)
+    scores = decoded(scores_reply(PROMPT_ROWS), load, spec, SCORES).scores
+    assert scores is not None and scores.logprobs is None and scores.topk is not None
+    assert ints(scores.topk.token_ids) == [0, 0, 99, 11, 12, 0]
+    assert reals(scores.topk.logprobs) == pytest.approx([-99999, -99999, -0.1, -2.0, -0.5, -99999])
 
 
 def test_last_n_masks_what_is_before(load: Loader) -> None:
