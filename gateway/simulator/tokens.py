@@ -93,14 +93,18 @@ def reported(logprobs: NDArray[np.float32], temperature: float) -> NDArray[np.fl
 def find_seed(model: str, prompt: ArrayLike, tokens: ArrayLike) -> int | None:
     """The seed of a first choice that was asked for without one."""
     wanted = np.asarray(tokens, np.int32)
-    base = _base(model, prompt)
-    for seed in range(UNSEEDED):
-        draw = int(_draws(_key(base, seed, _TOKENS), 1)[0])
-        if _FIRST_TOKEN + draw % (VOCAB - _FIRST_TOKEN) == int(wanted[0]) and np.array_equal(
-            sampled(model, prompt, seed, len(wanted))[0], wanted
-        ):
-            return seed
+    for seed in np.flatnonzero(_first_tokens(_base(model, prompt)) == wanted[0]).tolist():
+        if np.array_equal(sampled(model, prompt, seed, len(wanted))[0], wanted):
+            return int(seed)
     return None
+
+
+def _first_tokens(base: int) -> NDArray[np.int64]:
+    """int64[UNSEEDED]: what `sampled` draws first with each of the seeds."""
+    keys = np.uint64(base) ^ np.arange(UNSEEDED, dtype=np.uint64)
+    for part in (_TOKENS, 0):
+        keys = _mix(keys + np.uint64(_GOLDEN)) ^ np.uint64(part)
+    return _FIRST_TOKEN + (_mix(keys + np.uint64(_GOLDEN)) % np.uint64(VOCAB - _FIRST_TOKEN)).astype(np.int64)
 
 
 def alternatives(
