@@ -60,9 +60,10 @@ def test_last_try_falls_on_the_deadline() -> None:
     assert isinstance(decide(fault(FaultClass.NEVER_EXECUTED), budget, POLICY, 100.0, 0.5), Fail)
 
 
-def test_an_execution_is_not_charged_to_the_waiting() -> None:
+@pytest.mark.parametrize("kind", [FaultClass.INTERRUPTED, FaultClass.ABORTED])
+def test_an_execution_is_not_charged_to_the_waiting(kind: FaultClass) -> None:
     """A4: after half an hour of generating, a refused connection starts a new wait."""
-    interrupted = decide(fault(FaultClass.INTERRUPTED), Budget(waiting_since_s=0.0), POLICY, 5000.0, 0.0)
+    interrupted = decide(fault(kind), Budget(waiting_since_s=0.0), POLICY, 5000.0, 0.0)
     assert isinstance(interrupted, Wait)
     assert isinstance(decide(fault(FaultClass.NEVER_EXECUTED), interrupted.budget, POLICY, 5000.0, 0.0), Wait)
 
