@@ -1,0 +1,82 @@
+"""A real Redis for tests: a server process of our own on a UNIX socket, and optionally TCP."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from gateway.embedded_redis import find_server
+
+_DEADLINE_S = 10.0
+
+
+class RedisServer:
+    """Started by the constructor. `restart` keeps the address; with `keep_data` it saves before it stops."""
+
+    def __init__(self, *options: str, tcp: bool = False) -> None:
+        self._dir = Path(tempfile.mkdtemp(prefix="test-redis-"))
+        self._socket = self._dir / "redis.sock"
+        self._options = options
+        self.port = _free_port() if tcp else 0
+        self._start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}" if self.port else f"unix://{self._socket}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def command(self, *words: str) -> bytes:
+        """The raw reply to one command; for what a test does behind the store's back."""
+        with self._connect() as client:
+            client.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words))
+            return client.recv(65536)
+
+    def restart(self, *, keep_data: bool = False) -> None:
+        if keep_data:
+            self.command("SAVE")
+        self._process.kill()
+        self._process.wait()
+        if not keep_data:
+            (self._dir / "dump.rdb").unlink(missing_ok=True)
+        self._start()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+    def _start(self) -> None:
+        self._socket.unlink(missing_ok=True)
+        command = [find_server(), "--port", str(self.port), "--unixsocket", str(self._socket), "--dir", str(self._dir)]
+        command += ["--save", "", "--appendonly", "no", "--loglevel", "warning", *self._options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline_s = time.monotonic() + _DEADLINE_S
+        while not self._answers():
+            assert self._process.poll() is None, f"{command[0]} ended with {self._process.returncode}"
+            assert time.monotonic() < deadline_s, "the test's Redis does not answer"
+
+    def _answers(self) -> bool:
+        try:
+            return self.command("PING").startswith((b"+PONG", b"-NOAUTH"))
+        except OSError:
+            return False
+
+    def _connect(self) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(_DEADLINE_S)
+        client.connect(str(self._socket))
+        return client
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
