@@ -7,6 +7,7 @@ import logging
 import ssl
 import sys
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -36,59 +37,61 @@ WORKER_COMMAND: Final = (sys.executable, "-X", "faulthandler", "-m", "workers.en
 _EMBEDDED_SHARE: Final = 4
 
 
+def redis_backing(settings: Settings, run_dir: Path) -> RedisBacking:
+    memory = settings.redis_memory_bytes or memory_bytes() // _EMBEDDED_SHARE
+    return RedisBacking(settings, run_dir, memory, new_instance())
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a gateway is made of; tests put in another worker and another backing."""
+
+    worker_command: Sequence[str] = WORKER_COMMAND
+    make_backing: Callable[[Settings, Path], Backing] = redis_backing
+    watch_logprobs: Callable[[Settings, dict[str, bool | None]], Awaitable[None]] = watch_logprobs
+
+
 def run(settings: Settings, reread: Callable[[], Settings]) -> int:
     """Blocks until the gateway has stopped; the exit code. Raises `StartError`."""
     configure_logging(settings.log_format, settings.log_level)
-    return asyncio.run(serve(settings, reread))
+    return asyncio.run(serve(settings, reread, Parts()))
 
 
-async def serve(
-    settings: Settings,
-    reread: Callable[[], Settings],
-    *,
-    worker_command: Sequence[str] = WORKER_COMMAND,
-    make_backing: Callable[[Settings, Path], Backing] | None = None,
-    watch_logprobs: Callable[[Settings, dict[str, bool | None]], Awaitable[None]] = watch_logprobs,
-) -> int:
-    """Open everything, supervise, close everything. Tests hand in another worker and another backing."""
+async def serve(settings: Settings, reread: Callable[[], Settings], parts: Parts) -> int:
+    """Open everything, supervise, close everything; the exit code. Raises `StartError`."""
     check_libraries()
     raise_fd_limit()
     check_source_ips(settings.source_ips)
     check_tls(settings)
     async with AsyncExitStack() as stack:
-        listeners = open_listeners(settings.host, settings.port, settings.workers, settings.backlog)
-        stack.callback(listeners.close)
-        admin_socket = stack.enter_context(open_single(settings.admin_host, settings.admin_port))
-        run_dir = open_run_dir(settings.run_dir)
-        stack.callback(run_dir.close)
-        backing = (make_backing or redis_backing)(settings, run_dir.path)
-        redis_url = await backing.open()
-        stack.push_async_callback(backing.close)
-        scheme = "https" if settings.tls_cert else "http"
-        public_url = f"{scheme}://{listeners.address}"
-        admin_url = f"http://{url_host(settings.admin_host)}:{admin_socket.getsockname()[1]}"
-        supervisor = Supervisor(
-            settings,
-            Means(
-                listeners=listeners,
-                admin_socket=admin_socket,
-                backing=backing,
-                redis_url=redis_url,
-                public_url=public_url,
-                version=version(DISTRIBUTION),
-                worker_command=worker_command,
-                reread=reread,
-                new_instance=new_instance,
-                watch_logprobs=watch_logprobs,
-                on_ready=lambda: _print_line(ready_line(settings, public_url, admin_url, backing.description)),
-            ),
-        )
-        return await supervisor.run()
+        means = await _open(stack, settings, reread, parts)
+        return await Supervisor(settings, means).run()
 
 
-def redis_backing(settings: Settings, run_dir: Path) -> RedisBacking:
-    memory = settings.redis_memory_bytes or memory_bytes() // _EMBEDDED_SHARE
-    return RedisBacking(settings, run_dir, memory, new_instance())
+async def _open(stack: AsyncExitStack, settings: Settings, reread: Callable[[], Settings], parts: Parts) -> Means:
+    listeners = open_listeners(settings.host, settings.port, settings.workers, settings.backlog)
+    stack.callback(listeners.close)
+    admin_socket = stack.enter_context(open_single(settings.admin_host, settings.admin_port))
+    run_dir = open_run_dir(settings.run_dir)
+    stack.callback(run_dir.close)
+    backing = parts.make_backing(settings, run_dir.path)
+    redis_url = await backing.open()
+    stack.push_async_callback(backing.close)
+    public_url = f"{'https' if settings.tls_cert else 'http'}://{listeners.address}"
+    admin_url = f"http://{url_host(settings.admin_host)}:{admin_socket.getsockname()[1]}"
+    return Means(
+        listeners=listeners,
+        admin_socket=admin_socket,
+        backing=backing,
+        redis_url=redis_url,
+        public_url=public_url,
+        version=version(DISTRIBUTION),
+        worker_command=parts.worker_command,
+        reread=reread,
+        new_instance=new_instance,
+        on_ready=lambda: _print_line(ready_line(settings, public_url, admin_url, backing.description)),
+        watch_logprobs=parts.watch_logprobs,
+    )
 
 
 def ready_line(settings: Settings, public_url: str, admin_url: str, kept_in: str) -> str:

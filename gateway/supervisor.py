@@ -22,6 +22,7 @@ from gateway.admin.accumulator import Accumulator
 from gateway.admin.app import admin_app, admin_server
 from gateway.admin.view import SlotView, View
 from gateway.machine import Usage, usage
+from gateway.urls import redacted
 from gateway.worker_process import WorkerProcess, spawn
 from shared.channel import Drain, Failed, Ready, Reload, Status, ToSupervisor
 from shared.config import WorkerConfig
@@ -259,7 +260,8 @@ class Supervisor:
             started_at_s=self._started_at_s,
             stopping=self._fleet.halting,
             slots=tuple(self._slot_view(slot) for slot in self._fleet.slots),
-            redis_url=self._means.backing.description,
+            redis_url=redacted(self._means.redis_url),
+            redis_embedded=self.settings.redis_url is None,
             redis=self._means.backing.info,
             totals=dict(self._accumulator.totals),
             loop_lag_ms=self._loop_lag_s * 1000,

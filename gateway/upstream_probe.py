@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import orjson
 
-from shared.core.scaling import AT_HALF, AT_ONE, logprobs_scale
+from shared.core.scaling import AT_HALF, AT_ONE, PROBE_REQUEST_ID, logprobs_scale
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PROBE_REQUEST_ID: Final = "gateway-probe"
 _TIMEOUT_S: Final = 20.0
 # Any ids that every vocabulary has.
 _PROMPT: Final = (1, 2, 3)
@@ -94,7 +93,6 @@ def first_logprobs(body: Mapping[str, Any]) -> dict[int, float]:
 
 async def _exchange(http: aiohttp.ClientSession, method: str, url: str, body: object = None) -> dict[str, Any]:
     data = orjson.dumps(body) if body is not None else None
-    # Named, so that whoever counts requests upstream can tell a probe from a sample.
     headers = {"Content-Type": "application/json", "X-Request-Id": PROBE_REQUEST_ID} if data else {}
     try:
         async with http.request(method, url, data=data, headers=headers, allow_redirects=False) as reply:

@@ -70,6 +70,7 @@ def _redis(view: View) -> dict[str, Any]:
     info = view.redis
     return {
         "url": view.redis_url,
+        "embedded": view.redis_embedded,
         "reachable": info is not None,
         "mode": info.mode if info else "unknown",
         "version": info.version if info else "unknown",

@@ -33,7 +33,7 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`redis` is None while it does not answer. `logprobs_scale`: by upstream, None where it is not known yet."""
+    """`redis` is None while it does not answer; its URL is without a password. `logprobs_scale`: by upstream, None where it is not known yet."""
 
     url: str
     version: str
@@ -41,6 +41,7 @@ class View:
     stopping: bool
     slots: tuple[SlotView, ...]
     redis_url: str
+    redis_embedded: bool
     redis: StoreInfo | None
     totals: Mapping[str, float]
     loop_lag_ms: float

@@ -21,6 +21,7 @@ from gateway.simulator.gate import make_gate
 from gateway.simulator.http import HttpConnection, HttpReply, HttpRequest, Reset
 from gateway.simulator.misbehaviour import spoil
 from gateway.simulator.stats import Stats, sample_id
+from shared.core.scaling import PROBE_REQUEST_ID
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -126,8 +127,10 @@ class Simulator:
             return _json(refused.body, refused.status)
 
     async def _complete(self, request: HttpRequest) -> HttpReply:
-        self._stats.receive(request.peer)
         request_id = request.headers.get("x-request-id", "")
+        if request_id == PROBE_REQUEST_ID:
+            return self._answer_probe(request)
+        self._stats.receive(request.peer)
         document = _document(request.body)
         model = str(document.get("model", "")) if isinstance(document, dict) else ""
         fault = faults.choose(self._rules, request.path, model, request_id)
@@ -144,6 +147,12 @@ class Simulator:
         else:
             body = generate_api.render(ask, choices, told_id, int(time.time()))
         return spoil(HttpReply(body=body), fault)
+
+    def _answer_probe(self, request: HttpRequest) -> HttpReply:
+        """The gateway's own question about logprobs is no sample: not counted, not held, not misbehaved towards."""
+        ask = completion.read_ask(_document(request.body), self._served(), self._config.max_model_len)
+        choices = completion.generate(ask, 0, raw_logprobs=self._config.raw_logprobs)
+        return HttpReply(body=render.completion(ask, choices, PROBE_REQUEST_ID, int(time.time())))
 
     async def _before_execution(self, fault: Fault | None) -> HttpReply | None:
         """Misbehaviour that happens without any generation; its reply, if it has one."""

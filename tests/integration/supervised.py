@@ -48,7 +48,7 @@ class NoBacking:
 
 def run(settings: Settings, reread: Callable[[], Settings]) -> int:
     configure_logging(settings.log_format, settings.log_level)
-    return asyncio.run(server.serve(settings, reread, worker_command=FAKE_WORKER, make_backing=NoBacking))
+    return asyncio.run(server.serve(settings, reread, server.Parts(worker_command=FAKE_WORKER, make_backing=NoBacking)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -96,3 +99,23 @@ async def test_the_supervisor_asks_until_it_knows() -> None:
         known: dict[str, bool | None] = {raw: None, fine: None}
         await watch_logprobs(Settings(upstreams=(raw, fine)), known)
         assert known == {raw: False, fine: True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "scales"), [("processed_logprobs", True), ("raw_logprobs", False)])
+async def test_the_simulated_vllm_answers_a_probe_and_does_not_count_it(mode: str, scales: bool) -> None:
+    """D15; a probe must not spend a scripted fault, wait at a barrier, or look like a second execution."""
+    command = [sys.executable, "-m", "gateway", "simulate-vllm", "--port", "0", "--mode", "barrier"]
+    simulator = await asyncio.create_subprocess_exec(*command, "--logprobs-mode", mode, stdout=subprocess.PIPE)
+    try:
+        assert simulator.stdout is not None
+        line = (await simulator.stdout.readline()).decode()
+        url = next(word for word in line.split() if word.startswith("http://"))
+        async with session(None) as http:
+            assert await probe_scaling(http, url, "sim/tiny") is scales
+            async with http.get(url + "/_sim/stats") as reply:
+                stats = await reply.json()
+        assert stats["executions"] == stats["received"] == 0
+    finally:
+        simulator.terminate()
+        await simulator.wait()

@@ -35,6 +35,7 @@ VIEW = View(
     stopping=False,
     slots=(slot(0, status("up", "resting")), slot(1, status("resting", "resting"))),
     redis_url="redis://h",
+    redis_embedded=False,
     redis=StoreInfo("standalone", "9.1", 10, 100, "noeviction"),
     totals={**Counters(begun=9, completed=5, faults_interrupted=2).snapshot(), "cpu_seconds": 2.5},
     loop_lag_ms=0.25,
