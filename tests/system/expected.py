@@ -34,11 +34,10 @@ def sequence(
 def check_sequences(sequences: Sequence[dict[str, Any]], model: str, request: dict[str, Any]) -> None:
     """Every token and logprob of a result with `num_samples` sequences; stops are the tests' own to check."""
     assert len(sequences) == request["num_samples"]
-    prompt, params = prompt_of(request), request["params"]
+    prompt = prompt_of(request)
+    params = _seeded(model, prompt, request["params"], sequences[0]["tokens"])
     for choice, found in enumerate(sequences):
-        known = _seeded(model, prompt, params, found["tokens"])
-        drawn = choice if known is params else 0
-        tokens, logprobs = sequence(model, prompt, known, drawn, len(found["tokens"]))
+        tokens, logprobs = sequence(model, prompt, params, choice, len(found["tokens"]))
         assert found["tokens"] == tokens, f"tokens of choice {choice} of {request}"
         assert found["logprobs"] == logprobs, f"logprobs of choice {choice} of {request}"
 

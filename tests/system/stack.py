@@ -115,17 +115,8 @@ class Stack:
 
     @property
     def model(self) -> str:
-        name: str = self._models()[0]["id"]
+        name: str = call("GET", f"{self.simulator.url}/v1/models").json()["data"][0]["id"]
         return name
-
-    @property
-    def context_tokens(self) -> int:
-        length: int = self._models()[0]["max_model_len"]
-        return length
-
-    def _models(self) -> list[dict[str, Any]]:
-        models: list[dict[str, Any]] = call("GET", f"{self.simulator.url}/v1/models").json()["data"]
-        return models
 
     def logs(self) -> Iterator[tuple[str, str]]:
         for process in (self.gateway.process, self.simulator.process):

@@ -52,8 +52,8 @@ def service() -> Any:
 
 def sampling_client(client: tinker.ServiceClient, **model: str) -> tinker.SamplingClient:
     made = client.create_sampling_client(**model)
-    # A future from 0.38 on, the client itself before.
-    return made if isinstance(made, tinker.SamplingClient) else made.result()
+    # A future from 0.38 on (of a subclass, so that it may be used as the client), the client itself before.
+    return made if type(made) is tinker.SamplingClient else made.result()
 
 
 def model_input(chunks: list[dict[str, Any]]) -> types.ModelInput:
