@@ -148,6 +148,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._phase = Phase.HEAD
         self._head_bytes = 0
         self._has_body = False
+        # What the last request had come to says nothing of this one, even where the figures are equal.
+        self._progress = (0, 0, 0)
+        self._quiet_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self.url += url

@@ -1,0 +1,80 @@
+"""Large requests one after another on one connection, each arriving in pieces of the same sizes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from workers.http.edge import Edge
+from workers.http.limits import HttpLimits
+from workers.http.protocol import protocol_class
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+PIECE = b"x" * (64 * 1024)
+HEAD = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (2 * len(PIECE))
+
+
+class RecordingTransport(asyncio.Transport):
+    """Takes what is written; the pieces that arrive are then cut where the test says, not where a kernel does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+async def test_the_second_is_not_taken_for_headers_without_end() -> None:
+    """What one request had come to when it was last looked at must not count as the next one's standstill."""
+    answered = asyncio.Semaphore(0)
+
+    async def read_whole(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+        answered.release()
+
+    config = uvicorn.Config(read_whole, ws="none", lifespan="off", log_config=None)
+    config.load()
+    edge = Edge(HttpLimits())
+    protocol: Any = protocol_class(edge)
+    connection, transport = protocol(config=config, server_state=ServerState(), app_state={}), RecordingTransport()
+    connection.connection_made(transport)
+    for _ in range(3):
+        connection.data_received(HEAD + PIECE)
+        connection.data_received(PIECE)
+        assert b"431" not in transport.written
+        await asyncio.wait_for(answered.acquire(), 5.0)
+    connection.connection_lost(None)
+    assert transport.written.count(b"HTTP/1.1 204") == 3
