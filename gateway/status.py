@@ -104,9 +104,10 @@ def tables(report: Mapping[str, Any]) -> RenderableType:
     stopping = ", stopping" if gateway["stopping"] else ""
     limit = human_bytes(redis["max_bytes"]) if redis["max_bytes"] else "no limit"
     memory = f"{human_bytes(redis['used_bytes'])} of {limit}" if redis["reachable"] else "does not answer"
+    place = "the embedded Redis" if redis["embedded"] else redis["url"]
     return Group(
         f"{gateway['url']}, version {gateway['version']}, since {gateway['started_at']}{stopping}",
-        f"results in {'the embedded Redis' if redis['embedded'] else redis['url']}: {redis['mode']} {redis['version']}, {memory}",
+        f"results in {place}: {redis['mode']} {redis['version']}, {memory}",
         _table("workers", [_worker_row(worker) for worker in report["workers"]]),
         _table("upstreams", report["upstreams"]),
         _table("samples", [{"what": name.replace("_", " "), "count": n} for name, n in report["samples"].items()]),

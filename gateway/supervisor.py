@@ -159,6 +159,9 @@ class Supervisor:
             self._events.put_nowait(partial(self._fleet.failed, serial, message.message))
 
     def on_exit(self, serial: int, code: int) -> None:
+        self._events.put_nowait(partial(self._bury, serial, code))
+
+    def _bury(self, serial: int, code: int, now: float) -> list[fleets.Action]:
         process = self._processes.pop(serial)
         level = logging.INFO if self._fleet.halting or code == 0 else logging.WARNING
         log.log(level, "a worker has ended", extra={"slot": process.config.slot, "pid": process.pid, "code": code})
@@ -166,7 +169,7 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(self._reap(process.config))
         self._reaping.add(task)
         task.add_done_callback(self._reaping.discard)
-        self._events.put_nowait(partial(self._fleet.exited, serial))
+        return self._fleet.exited(serial, now)
 
     def _hang_up(self, now: float) -> list[fleets.Action]:
         try:

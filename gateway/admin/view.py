@@ -33,7 +33,10 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`redis` is None while it does not answer; its URL is without a password. `logprobs_scale`: by upstream, None where it is not known yet."""
+    """`redis` is None while it does not answer; its URL is without a password.
+
+    `logprobs_scale`: by upstream, None where it is not known yet.
+    """
 
     url: str
     version: str

@@ -7,7 +7,7 @@ import signal
 import socket
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -48,8 +48,13 @@ def test_a_killed_worker_comes_back_on_its_slot(tmp_path: Path) -> None:
         os.kill(victim, signal.SIGKILL)
         answers = [gateway.ask() for _ in range(50)]
         assert len(answers) == 50
-        replaced = eventually(lambda: (s := gateway.slots()[0])["state"] == "ready" and s, "slot 0 is back")
-        assert replaced["pid"] not in (victim, None)
+
+        def back() -> dict[str, Any] | None:
+            slot = gateway.slots()[0]
+            return slot if slot["state"] == "ready" and slot["pid"] != victim else None
+
+        replaced = eventually(back, "slot 0 is back")
+        assert replaced["pid"] is not None
         assert replaced["restarts"] == 1
         assert len(gateway.logged("reaped")) == 1
         assert eventually(lambda: gateway.ask() == (0, replaced["pid"]), "slot 0 answers again")
