@@ -115,7 +115,8 @@ def _describe(status: Mapping[str, Any] | None) -> str | None:
     redis = (status or {}).get("redis")
     if not isinstance(redis, dict):
         return None
-    return " ".join(str(redis[name]) for name in ("mode", "version", "url") if redis.get(name)) or None
+    mode = redis.get("mode") if redis.get("mode") != "standalone" else None
+    return ", ".join(str(part) for part in (redis.get("url"), redis.get("version"), mode) if part) or None
 
 
 def _simulator(

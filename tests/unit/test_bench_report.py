@@ -152,6 +152,15 @@ def test_the_table_leaves_out_what_was_not_measured() -> None:
     assert full["source IPs"] == "127.0.2.1 (6), 127.0.2.2 (4)"
 
 
+def test_where_results_were_kept_is_told_for_a_person() -> None:
+    status = {"redis": {"url": "redis://r:6379", "version": "Valkey 9", "mode": "cluster"}}
+    assert (
+        made(client(), seen=Observations(last_status=status)).redis.description == "redis://r:6379, Valkey 9, cluster"
+    )
+    status["redis"]["mode"] = "standalone"
+    assert made(client(), seen=Observations(last_status=status)).redis.description == "redis://r:6379, Valkey 9"
+
+
 def test_quantiles_of_nothing_are_nothing() -> None:
     assert report.quantiles(np.array([], np.float32)) is None
     assert report.tail([]) is None
