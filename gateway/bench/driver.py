@@ -58,7 +58,8 @@ async def drive(
     finally:
         # A cancelled run stops its children before anything else goes on.
         await asyncio.shield(_stop(clients, watch))
-    facts = RunFacts(scenario, reports, seconds, any(state.session_poll for state in ready), verify, model)
+    session_poll = any(state.session_poll for state in ready)
+    facts = RunFacts(scenario, reports, seconds, session_poll, verify, model, deployment.kept_in)
     return build_report(facts, watch.observations)
 
 

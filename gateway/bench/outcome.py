@@ -36,7 +36,7 @@ _REPORTED_PACKAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """`seconds`: from the first submission to the last result."""
+    """`seconds`: from the first submission to the last result. `kept_in`: None takes what /status says of Redis."""
 
     scenario: Scenario
     clients: Sequence[messages.Report]
@@ -44,6 +44,7 @@ class RunFacts:
     session_poll: bool
     verified: bool
     model: str
+    kept_in: str | None = None
 
 
 def build_report(facts: RunFacts, seen: Observations) -> Report:
@@ -59,7 +60,7 @@ def build_report(facts: RunFacts, seen: Observations) -> Report:
         submit_latency_s=report.quantiles(report.merge_latencies(client.submit_s for client in facts.clients)),
         latency_s=report.quantiles(report.merge_latencies(client.latency_s for client in facts.clients)),
         gateway=_gateway(seen, samples.completed, reexecutions),
-        redis=_redis(seen, samples.completed),
+        redis=_redis(seen, samples.completed, facts.kept_in),
         simulator=_simulator(seen.first_stats, seen.last_stats, allowed),
         client=report.merge_client(facts.clients, session_poll=facts.session_poll),
         chaos=[],
@@ -99,24 +100,24 @@ def _lag(seen: Observations) -> Tail | None:
     return Tail(p99=worst, max=max(worst, seen.loop_lag_ms_max or 0.0))
 
 
-def _redis(seen: Observations, completed: int) -> Redis:
+def _redis(seen: Observations, completed: int, kept_in: str | None) -> Redis:
     return Redis(
         cpu_seconds=seen.redis.cpu_seconds,
         peak_bytes=seen.redis_peak_bytes,
         commands_per_sample=report.per(
             _grown(seen.first_status, seen.last_status, "counters", "store_commands"), completed
         ),
-        description=_describe(seen.last_status),
+        description=_describe(seen.last_status, kept_in),
     )
 
 
-def _describe(status: Mapping[str, Any] | None) -> str | None:
+def _describe(status: Mapping[str, Any] | None, kept_in: str | None) -> str | None:
     """Where results are kept, for a person."""
     redis = (status or {}).get("redis")
     if not isinstance(redis, dict):
-        return None
+        return kept_in
     mode = redis.get("mode") if redis.get("mode") != "standalone" else None
-    return ", ".join(str(part) for part in (redis.get("url"), redis.get("version"), mode) if part) or None
+    return ", ".join(str(part) for part in (kept_in or redis.get("url"), redis.get("version"), mode) if part) or None
 
 
 def _simulator(

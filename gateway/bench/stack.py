@@ -25,17 +25,19 @@ _START_S: Final = 60.0
 _DRAIN_S: Final = 1.0
 _STOP_S: Final = 10.0
 _URL: Final = re.compile(r"https?://[^\s,;)\"']+")
+_KEPT_IN: Final = re.compile(r"results in (.+?), admin")
 _ADMIN_URL: Final = re.compile(r"admin\W+(https?://[^\s,;)\"']+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where a run finds everything; None: not there, or not known."""
+    """Where a run finds everything; None: not there, or not known. `kept_in`: where results are, in words."""
 
     url: str
     admin_url: str | None = None
     simulator_url: str | None = None
     gateway_pid: int | None = None
+    kept_in: str | None = None
 
 
 @asynccontextmanager
@@ -50,7 +52,8 @@ async def running_stack(scenario: Scenario) -> AsyncIterator[Deployment]:
         gateway = Child("the gateway", gateway_command(scenario, simulator_url, run_dir))
         children.append(gateway)
         line = await gateway.start(_START_S)
-        yield Deployment(_url_in(line, gateway.name), admin_url_in(line), simulator_url, gateway.pid)
+        url = _url_in(line, gateway.name)
+        yield Deployment(url, admin_url_in(line), simulator_url, gateway.pid, kept_in(line))
     finally:
         await asyncio.shield(_stop_all(children, run_dir))
 
@@ -75,6 +78,11 @@ def gateway_command(scenario: Scenario, simulator_url: str, run_dir: Path) -> li
 def admin_url_in(line: str) -> str | None:
     match = _ADMIN_URL.search(line)
     return match[1].rstrip("/.") if match else None
+
+
+def kept_in(line: str) -> str | None:
+    match = _KEPT_IN.search(line)
+    return match[1] if match else None
 
 
 def _url_in(line: str, name: str) -> str:

@@ -10,7 +10,9 @@ import pytest
 from gateway.bench.driver import make_plans, source_ip, total_progress
 from gateway.bench.messages import Progress
 from gateway.bench.scenario import PRESETS, Scenario, resolve, shares
-from gateway.bench.stack import admin_url_in, gateway_command, simulator_command
+from gateway.bench.stack import admin_url_in, gateway_command, kept_in, simulator_command
+from gateway.serve import ready_line
+from shared.config import Settings
 from shared.core.errors import ConfigError
 
 
@@ -88,3 +90,10 @@ def test_the_admin_address_is_found_in_the_ready_line() -> None:
     )
     assert admin_url_in(line) == "http://127.0.0.1:8001"
     assert admin_url_in("http://127.0.0.1:8000 only") is None
+
+
+def test_where_results_are_kept_is_found_in_the_ready_line() -> None:
+    line = ready_line(Settings(workers=2), "http://127.0.0.1:8000", "http://127.0.0.1:8001", "a Redis (1 GiB, one)")
+    assert kept_in(line) == "a Redis (1 GiB, one)"
+    assert admin_url_in(line) == "http://127.0.0.1:8001"
+    assert kept_in("something else") is None
