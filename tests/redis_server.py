@@ -71,7 +71,11 @@ class RedisServer:
     def _connect(self) -> socket.socket:
         client = socket.socket(socket.AF_UNIX)
         client.settimeout(_DEADLINE_S)
-        client.connect(str(self._socket))
+        try:
+            client.connect(str(self._socket))
+        except OSError:
+            client.close()
+            raise
         return client
 
 

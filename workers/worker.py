@@ -171,15 +171,38 @@ class Worker:
             # The last of its slot. Polls are sent back once, and are then held as ever until the samples have ended:
             # "try again" at once, and again, would make the SDK spin.
             self._waiters.send_back()
+        await self._wait_drained(order)
+        if orphaned := self._dispatcher.orphan_all():
+            log.warning("drain is over: the rest is submitted again elsewhere", extra={"orphaned": orphaned})
+        await self._wait_idle_at_most(_LAST_REPLIES_S)
+
+    async def _wait_drained(self, order: channel.Drain) -> None:
+        """Until every sample has ended, the deadline, or the end of the supervisor.
+
+        A later order to drain replaces this one. Results that end with the supervisor's own Redis are handed out until
+        it says that all were fetched.
+        """
+        idle = asyncio.create_task(self._dispatcher.wait_idle())
+        next_order = asyncio.create_task(self._supervision.next_order())
         try:
-            async with asyncio.timeout(order.deadline_s):
-                await self._dispatcher.wait_idle()
-                if not order.replaced and self._config.settings.redis_url is None:
-                    await self._supervision.next_order()
-        except TimeoutError:
-            if orphaned := self._dispatcher.orphan_all():
-                log.warning("drain deadline: the rest is submitted again elsewhere", extra={"orphaned": orphaned})
-            await self._wait_idle_at_most(_LAST_REPLIES_S)
+            while True:
+                waiting = {next_order} if idle.done() else {next_order, idle}
+                done, _ = await asyncio.wait(waiting, timeout=order.deadline_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done or (idle.done() and (next_order.done() or not self._keeps_results(order))):
+                    return
+                if next_order.done():
+                    again = next_order.result()
+                    if again is None:
+                        return
+                    order = again if isinstance(again, channel.Drain) else order
+                    next_order = asyncio.create_task(self._supervision.next_order())
+        finally:
+            idle.cancel()
+            next_order.cancel()
+            await asyncio.gather(idle, next_order, return_exceptions=True)
+
+    def _keeps_results(self, order: channel.Drain) -> bool:
+        return not order.replaced and self._config.settings.redis_url is None
 
     async def _wait_idle_at_most(self, seconds: float) -> None:
         try:

@@ -54,8 +54,14 @@ class Link:
         self._on_up = on_up
         self._on_push = on_push
         self._task: asyncio.Task[None] | None = None
+        self._since_s = 0.0
         self.connection: Connection | None = None
-        self.connected_since_s: float | None = None
+
+    @property
+    def connected_since_s(self) -> float | None:
+        """Monotonic; None from the moment at which the connection is lost."""
+        connection = self.connection
+        return None if connection is None or connection.lost.done() else self._since_s
 
     async def open(self) -> None:
         """The first connection. Raises `StoreUnavailable`, or `StoreRefused` for a wrong password."""
@@ -111,7 +117,7 @@ class Link:
                 f"Redis at {self._address.shown} cannot be reached: {text}", maybe_done=False
             ) from None
         self.connection = connection
-        self.connected_since_s = self._clock.monotonic_s()
+        self._since_s = self._clock.monotonic_s()
         if self._on_up is not None:
             self._on_up(connection)
         return connection
@@ -155,4 +161,3 @@ class Link:
 
     def _down(self) -> None:
         self.connection = None
-        self.connected_since_s = None

@@ -1,0 +1,108 @@
+"""Every store, under one suite: `make_store` makes one owner's store of the implementation under test."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shared.clock import ManualClock
+from shared.store.memory import MemoryServer, MemoryStore
+from shared.store.redis import RedisStore
+from tests.redis_server import RedisServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from shared.store.base import Store
+
+
+@dataclass
+class Heard:
+    """A listener that keeps what it heard; `await heard.until(n)` waits for announcements or control messages."""
+
+    announced: list[tuple[str, int]] = field(default_factory=list)
+    controls: list[bytes] = field(default_factory=list)
+    gaps: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_announcement(self, session_key: str, seq_ids: Sequence[int]) -> None:
+        self.announced += [(session_key, seq_id) for seq_id in seq_ids]
+        self._changed.set()
+
+    def on_gap(self) -> None:
+        self.gaps += 1
+        self._changed.set()
+
+    def on_control(self, message: bytes) -> None:
+        self.controls.append(message)
+        self._changed.set()
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(10):
+            while not condition(self):
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class Bench:
+    """One shared server of either kind, and stores of several owners on it."""
+
+    def __init__(self, kind: str, redis: RedisServer) -> None:
+        self.kind = kind
+        self.redis = redis
+        self.clock = ManualClock()
+        self.memory = MemoryServer(self.clock, Random(7))
+        self._stores: list[Store] = []
+
+    async def store(self, owner: str, listener: Heard | None = None) -> Store:
+        made: Store = (
+            MemoryStore(self.memory)
+            if self.kind == "memory"
+            else RedisStore(self.redis.url, rng=Random(len(self._stores)), linger_s=0.05)
+        )
+        await made.open(listener or Heard(), owner)
+        self._stores.append(made)
+        return made
+
+    async def ttl_s(self, name: str) -> float:
+        """What is left of a sample's record, in seconds, whichever clock keeps it; -1 for none at all."""
+        if self.kind == "memory":
+            for key, stored in self.memory.samples.items():
+                if f"gw:s:{key.session_key}:{key.seq_id}" == name:
+                    return stored.expires_s - self.clock.monotonic_s() if stored.expires_s is not None else -1
+            return -2
+        reply = self.redis.command("PTTL", name)
+        left_ms = int(reply[1:].strip())
+        return left_ms / 1000 if left_ms >= 0 else left_ms
+
+    def forget(self, name: str) -> None:
+        """Let a sample's record or a log expire now."""
+        if self.kind == "memory":
+            _, kind, session_key, number = name.split(":")
+            container: Any = self.memory.samples if kind == "s" else self.memory.logs
+            container.pop((session_key, int(number)))
+        else:
+            assert self.redis.command("DEL", name) == b":1\r\n"
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    server = RedisServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def bench(request: pytest.FixtureRequest, redis_server: RedisServer) -> AsyncIterator[Bench]:
+    redis_server.command("FLUSHALL")
+    made = Bench(request.param, redis_server)
+    yield made
+    await made.close()
