@@ -245,6 +245,7 @@ class Supervisor:
 
     async def _reap(self, config: WorkerConfig) -> None:
         count = await self._means.backing.reap(config.instance)
+        self._accumulator.add("orphaned", count)
         if count:
             log.warning("samples of a dead worker are orphaned", extra={"slot": config.slot, "samples": count})
 

@@ -138,7 +138,8 @@ class Housekeeping:
             return
         for owner in await self._deps.store.lapsed_owners():
             if owner != self._owner:
-                await reap(self._deps.store, owner, self._undelivered_ttl_s, self._deps.clock)
+                reaped = await reap(self._deps.store, owner, self._undelivered_ttl_s, self._deps.clock)
+                self._deps.counters.orphaned += reaped
 
     async def _try(self, duty: str, act: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -20,8 +20,12 @@ class Accumulator:
         last = self._last.setdefault(serial, {})
         for name, value in values.items():
             grown = value - last.get(name, 0)
-            self.totals[name] = self.totals.get(name, 0) + max(grown, 0)
+            self.add(name, max(grown, 0))
             last[name] = max(value, last.get(name, 0))
+
+    def add(self, name: str, more: float) -> None:
+        """What happened outside of the workers."""
+        self.totals[name] = self.totals.get(name, 0) + more
 
     def forget(self, serial: int) -> None:
         """The process has ended; its share of the totals stays."""

@@ -59,6 +59,14 @@ class TestAccumulator:
         assert accumulator.count("begun") == 6
         assert accumulator.count("never seen") == 0
 
+    def test_adds_what_no_worker_told(self) -> None:
+        """B11: a dead worker's samples are orphaned by the supervisor."""
+        accumulator = Accumulator()
+        accumulator.update(1, {"orphaned": 5})
+        accumulator.add("orphaned", 2)
+        accumulator.update(1, {"orphaned": 6})
+        assert accumulator.count("orphaned") == 8
+
     @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 100), st.booleans()), max_size=50))
     def test_never_falls(self, steps: list[tuple[int, int, bool]]) -> None:
         """E2: not for values that go back, nor for processes that come and go."""
