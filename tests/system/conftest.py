@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.redis_server import RedisServer
 from tests.system.sdk_env import InstallError, SdkEnv, sdk_env
 from tests.system.stack import running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
 
 @pytest.hookimpl(wrapper=True)
@@ -23,6 +24,14 @@ def pytest_runtest_makereport(
         for stack in running:
             report.sections.extend((f"log of the {name}", text) for name, text in stack.logs())
     return report
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    """A Redis that outlives the gateway."""
+    server = RedisServer()
+    yield server.url
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pytest
 
@@ -58,6 +58,12 @@ class Interrupted:
             stack.gateway.kill_and_restart()
         self.connection = stack.gateway.connect()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
     def goes_on(self) -> None:
         """The client's sampling session works as if nothing had been."""
         body = self.client.body(3, PROMPT)
@@ -70,8 +76,8 @@ class Interrupted:
 
 def test_with_a_redis_of_its_own_finished_results_outlive_the_gateway(tmp_path: Path, redis_url: str) -> None:
     """A20"""
-    with running_stack(tmp_path, "--redis-url", redis_url, "--poll-timeout", "1", "--lease", "6") as stack:
-        interrupted = Interrupted(stack)
+    flags = ["--redis-url", redis_url, "--poll-timeout", "1", "--lease", "6"]
+    with running_stack(tmp_path, *flags) as stack, Interrupted(stack) as interrupted:
         reply = settled(interrupted.connection, interrupted.finished_id)
         assert reply.status == 200
         check_payload(reply.body, interrupted.client.model, interrupted.finished)
@@ -81,8 +87,7 @@ def test_with_a_redis_of_its_own_finished_results_outlive_the_gateway(tmp_path: 
 
 def test_with_the_embedded_redis_both_are_submitted_again(tmp_path: Path) -> None:
     """A20: gone is retryable."""
-    with running_stack(tmp_path, "--poll-timeout", "1") as stack:
-        interrupted = Interrupted(stack)
+    with running_stack(tmp_path, "--poll-timeout", "1") as stack, Interrupted(stack) as interrupted:
         assert settled(interrupted.connection, interrupted.finished_id).status == 410
         assert settled(interrupted.connection, interrupted.pending_id).status == 410
         interrupted.goes_on()
