@@ -150,10 +150,29 @@ def test_exit_codes_and_signals(text: str) -> None:
 
 def a_view() -> View:
     upstream = UpstreamStatus("http://a", "up", 0, 0)
-    told = Status(0, 0, 0.0, 0.0, True, 0, (upstream,), Counters().snapshot())
+    told = Status(
+        in_flight=0,
+        in_flight_bytes=0,
+        loop_lag_ms_p99=0.0,
+        loop_lag_ms_max=0.0,
+        store_connected=True,
+        sessions=0,
+        upstreams=(upstream,),
+        counters=Counters().snapshot(),
+    )
     slot = SlotView(0, "ready", None, 0, 1, 0.0, Usage(), told, 0)
-    info = StoreInfo("standalone", "Valkey 9", 0, 0, "noeviction")
-    return View("http://b", "0", 0.0, False, (slot,), "redis", info, Counters().snapshot(), 0.0)
+    return View(
+        url="http://b",
+        version="0",
+        started_at_s=0.0,
+        stopping=False,
+        slots=(slot,),
+        redis_url="redis://c",
+        redis_embedded=False,
+        redis=StoreInfo("standalone", "Valkey 9", 0, 0, "noeviction"),
+        totals=Counters().snapshot(),
+        loop_lag_ms=0.0,
+    )
 
 
 def field_names(value: Any) -> Iterator[str]:
