@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 def temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the command keeps what it needs for its run; it must be empty again afterwards."""
     # A UNIX socket's path is at most 107 bytes; pytest's own directory names are long.
-    short = Path(f"/tmp/gw-demo-{os.getpid()}")
-    short.mkdir()
+    short = Path(tempfile.mkdtemp(prefix="gw-"))
     monkeypatch.setenv("TMPDIR", str(short))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     yield short
