@@ -27,7 +27,8 @@ FAULT_TEXT: Final = "the model fell over"
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("sdk-clients")) as stack:
+    # Short polls, so that whatever takes its time goes through many of them.
+    with running_stack(tmp_path_factory.mktemp("sdk-clients"), "--poll-timeout", "1") as stack:
         yield stack
 
 
@@ -62,6 +63,25 @@ def test_pickled_clients_in_other_processes_mix_nothing_up(stack: Stack, sdk: Sd
     for requests, answers in zip(wanted, told["answers"], strict=True):
         check_all(stack, requests, answers)
     assert told["warnings"] == []
+
+
+def test_waiting_through_many_polls_worries_nobody(stack: Stack, sdk: SdkEnv) -> None:
+    """A 200 `try_again` would log a warning for each poll of each sample."""
+    requests = {f"{number}": sample([500, number], 2, max_tokens=8, seed=number) for number in range(8)}
+    arguments = {"clients": {"main": main_client(stack)}, "requests": requests}
+    with Script(sdk, stack, "run_requests.py", arguments) as script:
+        with stack.simulator.holding():
+            stack.simulator.runs(len(requests))
+            begun = polls(stack)
+            eventually("two more rounds of polls", lambda: polls(stack) >= begun + 2)
+        told = script.result()
+    check_all(stack, requests, told["answers"])
+    assert told["warnings"] == []
+
+
+def polls(stack: Stack) -> int:
+    """Of both kinds; the session poll is one for all samples."""
+    return stack.gateway.counter("polls") // 8 + stack.gateway.counter("session_polls")
 
 
 @pytest.mark.parametrize("version", ["0.26.2", "0.38.0"])

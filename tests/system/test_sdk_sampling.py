@@ -13,7 +13,7 @@ import pytest
 from gateway.simulator.tokens import ASKS_TO_END, EOS, sampled, text_of
 from tests.system import expected
 from tests.system.sdk_env import VERSIONS, SdkEnv
-from tests.system.sdk_run import compute_logprobs, run_script, sample
+from tests.system.sdk_run import API_KEY, compute_logprobs, run_script, sample
 from tests.system.stack import Stack, running_stack
 
 if TYPE_CHECKING:
@@ -37,14 +37,13 @@ SETUPS: Final = [
 
 @dataclass(frozen=True)
 class Run:
-    """One SDK process' requests and what came of them. `session_polls`: how many the gateway was asked."""
+    """One SDK process' requests and what came of them."""
 
     sdk: SdkEnv
     stack: Stack
     session_poll: str
     requests: dict[str, Any]
     told: dict[str, Any]
-    session_polls: int
 
     def error(self, name: str) -> dict[str, Any]:
         answer: dict[str, Any] = self.told["answers"][name]
@@ -143,9 +142,7 @@ def run(
         main = {"base_model": stack.model}
         clients = {"main": main, "other": main, "unknown": {"base_model": "no/such-model"}}
         told = run_script(sdk, stack, "run_requests.py", clients=clients, requests=requests)
-        # Workers report once a second; every sample was delivered by now.
-        stack.gateway.counter_reaches("delivered", sum("result" in answer for answer in told["answers"].values()))
-        yield Run(sdk, stack, session_poll, requests, told, stack.gateway.counter("session_polls"))
+        yield Run(sdk, stack, session_poll, requests, told)
 
 
 def test_one_sample(run: Run) -> None:
@@ -308,14 +305,27 @@ def test_sequences_are_labelled(run: Run) -> None:
         assert all(labels)
 
 
-def test_the_base_model_is_told(run: Run) -> None:
+def test_the_models_are_told(run: Run) -> None:
     assert run.told["base_models"] == {"main": run.stack.model, "other": run.stack.model}
+    assert run.told["offered"] == [run.stack.model]
+
+
+def test_a_closed_client_has_finished_its_session(run: Run) -> None:
+    """SDKs before 0.27.2 cannot: their sessions end by silence."""
+    connection = run.stack.gateway.connect(API_KEY)
+    heartbeat = connection.post("/api/v1/session_heartbeat", {"session_id": run.told["session_id"]})
+    connection.close()
+    assert heartbeat.status == (410 if run.sdk.release >= (0, 27, 2) else 200)
 
 
 def test_the_session_poll_is_used_where_it_is_offered(run: Run) -> None:
     """Not before 0.27.2: there it would poll for ever."""
-    offered = run.sdk.release >= (0, 27, 2) and run.session_poll == "auto"
-    assert (run.session_polls > 0) == offered
+    completed = sum("result" in answer for answer in run.told["answers"].values())
+    run.stack.gateway.counter_reaches("completed", completed)
+    if run.sdk.release >= (0, 27, 2) and run.session_poll == "auto":
+        run.stack.gateway.counter_reaches("session_polls", 1)
+    else:
+        assert run.stack.gateway.counter("session_polls") == 0
 
 
 def test_nothing_is_logged_that_would_worry_a_user(run: Run) -> None:

@@ -1,7 +1,7 @@
 """All requests at once, each on the sampling client that it names; then what became of each.
 
 In: `clients` (name -> arguments of create_sampling_client), `requests` (name -> client, prompt, ...).
-Out: `answers`, `client_errors`, `base_models`, `warnings`.
+Out: `answers`, `client_errors`, `base_models`, `offered` (models), `session_id`, `warnings`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ def main() -> None:
         futures = {name: submit(clients[request["client"]], request) for name, request in wanted["requests"].items()}
         answers = {name: outcome(future) for name, future in futures.items()}
         base_models = {name: client.get_base_model() for name, client in clients.items()}
-    told(answers=answers, client_errors=client_errors, base_models=base_models, warnings=warnings.lines)
+        offered = [model.model_name for model in service_client.get_server_capabilities().supported_models]
+        session_id = clients["main"].holder.get_session_id()
+    told(
+        answers=answers,
+        client_errors=client_errors,
+        base_models=base_models,
+        offered=offered,
+        session_id=session_id,
+        warnings=warnings.lines,
+    )
 
 
 if __name__ == "__main__":
