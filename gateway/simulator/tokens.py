@@ -35,14 +35,17 @@ UNSEEDED = 1 << 16
 _DEEPEST = 12.0
 _FIRST_TOKEN = 8
 _MASK = (1 << 64) - 1
+# splitmix64's published constants.
 _GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
 _TOKENS, _LOGPROBS, _ALTERNATIVES, _PROMPT, _END = range(1, 6)
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """splitmix64's finaliser, element by element."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX_1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX_2)
     return values ^ (values >> np.uint64(31))
 
 
@@ -53,9 +56,17 @@ def _draws(key: int, n: int) -> NDArray[np.uint64]:
 
 
 def _key(base: int, *parts: int) -> int:
+    """The first draw under each part in turn, in plain integers: ten times cheaper than arrays of one."""
     for part in parts:
-        base = int(_draws(base ^ (part & _MASK), 1)[0])
+        base = _mix_one(((base ^ part) + _GOLDEN) & _MASK)
     return base
+
+
+def _mix_one(value: int) -> int:
+    """`_mix` of one value."""
+    value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
+    value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
+    return value ^ (value >> 31)
 
 
 def _base(model: str, prompt: ArrayLike) -> int:
@@ -70,9 +81,9 @@ def _units(draws: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 def sampled(model: str, prompt: ArrayLike, seed: int, n: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Tokens int32[n] and logprobs float32[n] at temperature 1, drawn with the effective seed (seed + choice)."""
-    base = _base(model, prompt)
-    tokens = _FIRST_TOKEN + (_draws(_key(base, seed, _TOKENS), n) % np.uint64(VOCAB - _FIRST_TOKEN)).astype(np.int32)
-    logprobs = (-_DEEPEST * _units(_draws(_key(base, seed, _LOGPROBS), n))).astype(np.float32)
+    key = _key(_base(model, prompt), seed)
+    tokens = _FIRST_TOKEN + (_draws(_key(key, _TOKENS), n) % np.uint64(VOCAB - _FIRST_TOKEN)).astype(np.int32)
+    logprobs = (-_DEEPEST * _units(_draws(_key(key, _LOGPROBS), n))).astype(np.float32)
     end = end_position(model, prompt)
     if end is not None and end < n:
         tokens[end] = EOS
