@@ -6,27 +6,17 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
+
+from tests.integration.gateway_process import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-
-T = TypeVar("T")
 
 _START_S: Final = 40.0
 _STOP_S: Final = 10.0
 _SHOWN_CHARS: Final = 12_000
-
-
-def eventually(what: str, look: Callable[[], T | None], within_s: float = 15.0) -> T:
-    """The first true thing that `look` returns; an AssertionError that names `what` when there is none in time."""
-    deadline_s = time.monotonic() + within_s
-    while not (seen := look()):
-        assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {what} (last seen: {seen!r})"
-        time.sleep(0.02)
-    return seen
 
 
 class Process:
@@ -73,7 +63,7 @@ class Process:
             return line if newline else None
 
         try:
-            return eventually(f"the ready line of {self.name}", look, _START_S)
+            return eventually(look, f"the ready line of {self.name}", _START_S)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.log}") from None
 

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.integration.gateway_process import eventually
 from tests.system.http_calls import Connection, call
-from tests.system.processes import Process, eventually
+from tests.system.processes import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,7 +56,7 @@ class Simulator:
 
     def runs(self, samples: int) -> None:
         """Wait until so many generations are running."""
-        eventually(f"{samples} generations", lambda: self.stats()["in_flight"] >= samples)
+        eventually(lambda: self.stats()["in_flight"] >= samples, f"{samples} generations")
 
 
 class Gateway:
@@ -102,7 +103,7 @@ class Gateway:
 
     def counter_reaches(self, name: str, value: int) -> None:
         """Workers report once a second."""
-        eventually(f"{name} >= {value}", lambda: self.counter(name) >= value)
+        eventually(lambda: self.counter(name) >= value, f"{name} >= {value}")
 
 
 class Stack:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from gateway.keys_file import new_entry
+from tests.integration.gateway_process import eventually
 from tests.system.expected import check_payload
 from tests.system.pinned import Client, connect_to, open_stack_client, poll, send_poll, submit
-from tests.system.processes import eventually
 from tests.system.stack import Stack, running_stack
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def client(stack: Stack, first: Connection) -> Client:
 
 def result_of(connection: Connection, request_id: str, client: Client, body: dict[str, Any]) -> bytes:
     """The payload, checked to be this very sample's; polls again as long as it is pending."""
-    reply = eventually("a settled sample", lambda: settled(poll(connection, request_id)))
+    reply = eventually(lambda: settled(poll(connection, request_id)), "a settled sample")
     assert reply.status == 200, reply
     assert reply.headers["content-type"] == "application/x-protobuf"
     check_payload(reply.body, client.model, body)
@@ -115,7 +115,7 @@ def test_an_abandoned_poll_delivers_nothing(
             stack.gateway.counter_reaches("polls_abandoned", seen["polls_abandoned"] + 1)
     # One that is delivered after it tells when the retrieved TTL is over.
     control_id = submit(first, client.body(2, PROMPT))["request_id"]
-    eventually("the delivered result to expire", lambda: poll(first, control_id).status == 410)
+    eventually(lambda: poll(first, control_id).status == 410, "the delivered result to expire")
     result_of(second, request_id, client, body)
 
 
@@ -127,7 +127,7 @@ def test_a_submission_whose_reply_was_lost_is_the_same_sample_elsewhere(
     executions = stack.simulator.stats()["executions"]
     lost = connect_to(stack.gateway, 0, ALICE)
     lost.send("POST", "/api/v1/asample", body)
-    eventually("the lost submission upstream", lambda: stack.simulator.stats()["executions"] > executions)
+    eventually(lambda: stack.simulator.stats()["executions"] > executions, "the lost submission upstream")
     lost.close()
     promise = submit(second, body)
     assert len(set(promise["sample_sequence_ids"])) == 4
@@ -261,6 +261,14 @@ def test_numbers_out_of_range_are_refused_before_anything_is_forwarded(
     assert stack.simulator.stats()["received"] == received
 
 
+def test_greedy_samples_are_one_generation(stack: Stack, client: Client, first: Connection, second: Connection) -> None:
+    """D12: four identical sequences; the upstream refuses n > 1 at temperature 0."""
+    body = client.body(12, PROMPT, num_samples=4, params={"temperature": 0.0})
+    executions = stack.simulator.stats()["executions"]
+    result_of(second, submit(first, body)["request_id"], client, body)
+    assert stack.simulator.stats()["executions"] == executions + 1
+
+
 def test_an_empty_chunk_counts_for_nothing_and_an_empty_prompt_is_refused(client: Client, first: Connection) -> None:
     """A17"""
     chunks = [{"type": "encoded_text", "tokens": tokens} for tokens in ([], PROMPT, [])]
@@ -338,8 +346,8 @@ def test_a_cancel_reaches_the_worker_that_runs_the_sample(
         request_id = submit(first, client.body(30, PROMPT))["request_id"]
         stack.simulator.runs(1)
         assert second.post("/api/v1/cancel_future", {"request_id": request_id}).status == 200
-        eventually("the abort upstream", lambda: stack.simulator.stats()["aborted"] > aborted)
-    reply = eventually("a settled sample", lambda: settled(poll(second, request_id)))
+        eventually(lambda: stack.simulator.stats()["aborted"] > aborted, "the abort upstream")
+    reply = eventually(lambda: settled(poll(second, request_id)), "a settled sample")
     assert (reply.status, reply.json()["category"]) == (200, "user")
 
 
@@ -355,9 +363,9 @@ def test_a_finish_ends_what_runs_on_every_worker(
         assert (
             second.post(f"/api/v1/sessions/{client.session_id}/finish", {"reason": {"type": "success"}}).status == 200
         )
-        eventually("both aborts upstream", lambda: stack.simulator.stats()["aborted"] >= aborted + 2)
+        eventually(lambda: stack.simulator.stats()["aborted"] >= aborted + 2, "both aborts upstream")
     for connection, request_id in zip((second, first), request_ids, strict=True):
-        assert eventually("a settled sample", lambda c=connection, r=request_id: settled(poll(c, r))).status == 410
+        assert eventually(lambda c=connection, r=request_id: settled(poll(c, r)), "a settled sample").status == 410
         assert connection.post("/api/v1/session_heartbeat", {"session_id": client.session_id}).status == 410
         assert connection.post("/api/v1/asample", client.body(99, PROMPT)).status in (404, 410)
 
@@ -370,7 +378,7 @@ def test_a_retrieved_result_goes_after_its_ttl_and_not_before_a_poll(
     request_id = submit(first, body)["request_id"]
     result_of(first, request_id, client, body)
     result_of(second, request_id, client, body)
-    eventually("the retrieved result to expire", lambda: poll(second, request_id).status == 410)
+    eventually(lambda: poll(second, request_id).status == 410, "the retrieved result to expire")
 
 
 def test_each_worker_speaks_to_the_upstream_from_its_own_address(

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import pytest
 
+from tests.integration.gateway_process import eventually
 from tests.system.expected import check_payload
 from tests.system.pinned import Client, poll, submit
-from tests.system.processes import eventually
 from tests.system.stack import running_stack
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def settled(connection: Connection, request_id: str) -> Reply:
         # 408: pending. 429: the store is not back yet, or not refilled.
         return None if reply.status in (408, 429) else reply
 
-    return eventually("a settled sample", look, within_s=40)
+    return eventually(look, "a settled sample", deadline_s=40)
 
 
 def accepted(connection: Connection, body: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def accepted(connection: Connection, body: dict[str, Any]) -> dict[str, Any]:
         reply = connection.post("/api/v1/asample", body)
         return None if reply.status == 429 else reply
 
-    reply = eventually("an accepted sample", look, within_s=40)
+    reply = eventually(look, "an accepted sample", deadline_s=40)
     assert reply.status == 200, reply
     promise: dict[str, Any] = reply.json()
     return promise

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.integration.gateway_process import eventually
 from tests.system import expected
-from tests.system.processes import eventually
 from tests.system.sdk_env import VERSIONS, SdkEnv
 from tests.system.sdk_run import Script, run_script, sample
 from tests.system.stack import Stack, running_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.sdk, pytest.mark.timeout(400), pytest.mark.xdist_group("sdk-clients")]
 
@@ -73,7 +74,7 @@ def test_waiting_through_many_polls_worries_nobody(stack: Stack, sdk: SdkEnv) ->
         with stack.simulator.holding():
             stack.simulator.runs(len(requests))
             begun = polls(stack)
-            eventually("two more rounds of polls", lambda: polls(stack) >= begun + 2)
+            eventually(lambda: polls(stack) >= begun + 2, "two more rounds of polls")
         told = script.result()
     check_all(stack, requests, told["answers"])
     assert told["warnings"] == []
@@ -96,7 +97,7 @@ def test_a_cancelled_sample_is_aborted_upstream(
         with stack.simulator.holding():
             stack.simulator.runs(1)
             script.go_on()
-            eventually("its abort", lambda: stack.simulator.stats()["aborted"] > aborted)
+            eventually(lambda: stack.simulator.stats()["aborted"] > aborted, "its abort")
         told = script.result()
     assert told["slow"]["error"] == "CancelledError"
     check_all(stack, {"quick": quick}, {"quick": told["quick"]})
@@ -119,7 +120,7 @@ def test_samples_of_a_killed_worker_are_submitted_again_by_the_sdk(stack: Stack,
     with Script(sdk, stack, "run_requests.py", arguments) as script:
         with stack.simulator.holding():
             stack.simulator.runs(len(requests))
-            victim = eventually("a worker with samples", lambda: busiest(stack))
+            victim = eventually(lambda: busiest(stack), "a worker with samples")
             os.kill(victim["pid"], signal.SIGKILL)
             stack.gateway.counter_reaches("orphaned", orphaned + victim["in_flight"])
         told = script.result()
@@ -132,3 +133,18 @@ def busiest(stack: Stack) -> dict[str, Any] | None:
     """The worker with the most samples in flight, once one is reported."""
     worker = max(stack.gateway.workers(), key=lambda worker: worker["in_flight"])
     return worker if worker["in_flight"] else None
+
+
+def test_back_pressure_slows_the_sdk_down_and_loses_nothing(
+    tmp_path: Path, published_sdk: Callable[[str], SdkEnv]
+) -> None:
+    """E3, in small: what is above the limit gets 429, waits in the client, and is accepted later."""
+    requests = {f"{number}": sample([600, number], max_tokens=8, seed=number) for number in range(60)}
+    with running_stack(tmp_path, "--max-in-flight", "8") as stack:
+        arguments = {"clients": {"main": main_client(stack)}, "requests": requests}
+        with Script(published_sdk("0.38.0"), stack, "run_requests.py", arguments) as script:
+            with stack.simulator.holding():
+                stack.gateway.counter_reaches("rejected_in_flight", 1)
+                assert stack.simulator.stats()["peak_in_flight"] <= 2 * 8
+            told = script.result()
+        check_all(stack, requests, told["answers"])
