@@ -26,6 +26,7 @@ from shared.core.lifecycle import State
 from shared.core.model import Category, Failure
 from shared.core.record import Claim, Header, Record
 from shared.store.base import Settled, StoreError, StoreFull, StoreUnavailable
+from shared.store.refill import is_refilling
 from shared.wire.tinker import failure_body
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from shared.store.base import Store
     from workers.execution import Executor
     from workers.models import Target
+    from workers.settlements import Settlements
     from workers.waiters import Waiters
 
 log = logging.getLogger(__name__)
@@ -116,6 +118,7 @@ class Dispatcher:
         clock: Clock,
         owner: str,
         settings: Settings,
+        settlements: Settlements,
     ) -> None:
         self._store = store
         self._executor = executor
@@ -123,6 +126,7 @@ class Dispatcher:
         self._counters = counters
         self._clock = clock
         self._owner = owner
+        self._settlements = settlements
         self._undelivered_ttl_s = settings.undelivered_ttl_s
         self._limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         self._running: dict[SampleKey, Running] = {}
@@ -186,7 +190,8 @@ class Dispatcher:
 
     def _admit(self, sample_bytes: int) -> None:
         full = self._clock.monotonic_s() < self._full_until_s
-        load = Load(len(self._running), self._in_flight_bytes, full, self._draining)
+        refilling = is_refilling(self._store, self._clock)
+        load = Load(len(self._running), self._in_flight_bytes, full, self._draining, refilling)
         rejection = admit(load, self._limits, sample_bytes)
         if rejection is not None:
             self._count_rejection(rejection.reason)
@@ -226,16 +231,21 @@ class Dispatcher:
 
     async def _begin_until_known(self, running: Running) -> None:
         """The reply to `begin` was lost. Only when the store tells who is first is it known whether to run it."""
+        try:
+            first = await self._who_is_first(running)
+        except asyncio.CancelledError:
+            self._abandon(running, StoreUnavailable("this worker is stopping", maybe_done=True))
+            raise
+        self._begun(running, first)
+
+    async def _who_is_first(self, running: Running) -> Header | None:
         pause_s = _STORE_RETRY_FIRST_S
         while True:
             try:
-                first = await self._store.begin(running.key, running.claim)
+                return await self._store.begin(running.key, running.claim)
             except StoreError:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _STORE_RETRY_LONGEST_S)
-            else:
-                self._begun(running, first)
-                return
 
     def _is_ours(self, first: Header, running: Running) -> bool:
         """A record of this very claim: the begin before it was done, and its reply was lost."""
@@ -300,6 +310,7 @@ class Dispatcher:
             self._waiters.settled(key, None)
             return
         self._count_ending(ending.state)
+        self._settlements.add(key, running.claim, self._clock.monotonic_s())
         self._store.announce(key.session_key, key.seq_id)
         record = Record(Header(ending.state, running.claim), memoryview(ending.payload))
         self._waiters.settled(key, record)
