@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
+from shared.core.errors import NotImplementedHere
 from workers import responses
 from workers.endpoint import Endpoint
 from workers.routes import futures, sampling, service
@@ -50,7 +51,9 @@ ROUTED: Final[tuple[Route_, ...]] = (
     ("POST", "/telemetry", service.telemetry),
     ("GET", "/get_server_capabilities", service.server_capabilities),
 )
-METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_ELSEWHERE: Final = (
+    "this gateway samples only: passing training and other requests on (--training-upstream) is not in this version"
+)
 
 
 class PublicApp:
@@ -73,7 +76,6 @@ def _starlette(make: Callable[..., Endpoint]) -> Starlette:
     # The hot ones again, so that a wrong method on them is a 405 like on any other.
     routes += [Route(API + path, make(handler), methods=[method]) for method, path, handler in HOT]
     routes.append(Route(API + "/healthz", make(service.healthz, public=True), methods=["GET"]))
-    routes.append(Route(API + "/{path:path}", make(service.not_here), methods=METHODS))
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
 
 
@@ -88,8 +90,11 @@ def _endpoint(deps: Deps, handler: Callable[[Deps, Request], Awaitable[Reply]], 
 
 
 async def _http_error(request: StarletteRequest, error: Exception) -> Response:
-    """Starlette's own 404 and 405, as JSON."""
+    """What the router did not find: a path of the Tinker API that is the trainer's, or none, or a wrong method."""
     assert isinstance(error, HTTPException)
-    reply = responses.routing_error(error.status_code)
+    elsewhere = error.status_code == 404 and request.url.path.startswith(API + "/")
+    reply = (
+        responses.refusal(NotImplementedHere(_ELSEWHERE)) if elsewhere else responses.routing_error(error.status_code)
+    )
     headers: dict[str, Any] = dict(error.headers or {})
     return Response(bytes(reply.body), reply.status, headers, reply.content_type.decode())

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shared.core.model import SampleKey
     from shared.counters import Counters
     from shared.store.base import Store
+    from workers.settlements import Settlements
 
 # Long enough to gather a burst into one command, far below the clocks themselves (30 s and more).
 _GATHER_S: Final = 0.05
@@ -26,8 +27,9 @@ _PENDING_MAX: Final = 100_000
 
 
 class DeliveryClocks:
-    def __init__(self, store: Store, settings: Settings, counters: Counters) -> None:
+    def __init__(self, store: Store, settings: Settings, counters: Counters, settlements: Settlements) -> None:
         self._store = store
+        self._settlements = settlements
         self._retrieved_ttl_s = settings.retrieved_ttl_s
         self._acked_ttl_s = settings.acked_ttl_s
         self._counters = counters
@@ -36,11 +38,13 @@ class DeliveryClocks:
         self._wanted = asyncio.Event()
 
     def handed_over(self, key: SampleKey) -> None:
+        self._settlements.fetched((key,))
         if len(self._retrieved) < _PENDING_MAX:
             self._retrieved.append(key)
         self._wanted.set()
 
     def acknowledged(self, keys: list[SampleKey]) -> None:
+        self._settlements.fetched(keys)
         if keys and len(self._acked) < _PENDING_MAX:
             self._acked.extend(keys)
             self._wanted.set()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from workers.keyring import Keyring
     from workers.pool import UpstreamPool
     from workers.sessions import Sessions
+    from workers.settlements import Settlements
     from workers.waiters import Waiters
 
 
@@ -37,6 +38,7 @@ class Deps:
     sessions: Sessions
     pool: UpstreamPool
     clocks: DeliveryClocks
+    settlements: Settlements
     counters: Counters
     clock: Clock
     random_bytes: Callable[[int], bytes]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shared.core.model import SampleKey
     from shared.core.record import Claim
     from workers.deps import Deps
+    from workers.dispatcher import Running
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 RENEW_EVERY_S: Final = 5.0
 PROBE_EVERY_S: Final = 2.0
 MODELS_EVERY_S: Final = 30.0
+# Commands of a refill that are under way together: fills a pipeline, leaves the loop its turns.
+_REFILL_AT_ONCE: Final = 500
 
 
 class Housekeeping:
@@ -40,6 +43,8 @@ class Housekeeping:
         self._undelivered_ttl_s = settings.undelivered_ttl_s
         self._troubled: set[str] = set()
         self._held_lease = False
+        self._refilled_s: float | None = None
+        self._hurry = asyncio.Event()
 
     def duties(self) -> list[Callable[[], Coroutine[None, None, None]]]:
         """Endless coroutines, one per duty; whoever starts them owns and cancels them."""
@@ -48,7 +53,16 @@ class Housekeeping:
     async def _tend_store(self) -> None:
         while True:
             await self._try("store", self.tend_store)
-            await asyncio.sleep(RENEW_EVERY_S)
+            try:
+                async with asyncio.timeout(RENEW_EVERY_S):
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+            self._hurry.clear()
+
+    def hurry(self) -> None:
+        """The store is back after a loss: tend to it now."""
+        self._hurry.set()
 
     async def _probe(self) -> None:
         while True:
@@ -68,6 +82,7 @@ class Housekeeping:
             self.on_control(message)
         await self._write_signs_of_life()
         await self._end_dead_sessions()
+        await self._count_expiring()
         await self._reap_lapsed()
 
     def on_control(self, message: bytes) -> None:
@@ -80,21 +95,33 @@ class Housekeeping:
 
     async def _renew(self) -> None:
         held = await self._deps.store.renew_lease(self._owner, ttl_s=self._lease_s)
-        if self._held_lease and not held:
-            log.warning("lease was lost (the store was emptied, or stalled for long): entering what runs again")
-            await self._enter_again()
+        restarted_s = self._deps.store.restarted_s
+        if (self._held_lease and not held) or restarted_s != self._refilled_s:
+            log.warning("the store may have lost data: what this worker knows is entered again")
+            await self._refill()
+            self._refilled_s = restarted_s
         self._held_lease = True
 
-    async def _enter_again(self) -> None:
-        """A wiped store learns what is in flight, so that its polls find it pending instead of gone."""
-        for running in self._deps.dispatcher.all_running():
-            await self._deps.store.begin(running.key, running.claim)
-            if self._deps.dispatcher.running(running.key) is not running:
-                # It settled meanwhile: whatever was written then is first, and begin changed nothing. But had the
-                # wipe taken that too, nobody would run what we have just entered.
-                await self._orphan_if_pending(running.key, running.claim)
+    async def _refill(self) -> None:
+        """A store that was emptied learns what runs, so that its polls find it pending instead of gone, and what is
+        lost: the results that nobody fetched yet. Where nothing was lost, none of this changes anything.
+        """
+        running = list(self._deps.dispatcher.all_running())
+        for first in range(0, len(running), _REFILL_AT_ONCE):
+            await asyncio.gather(*map(self._enter_again, running[first : first + _REFILL_AT_ONCE]))
+        lost = self._deps.settlements.claims()
+        for first in range(0, len(lost), _REFILL_AT_ONCE):
+            batch = lost[first : first + _REFILL_AT_ONCE]
+            await asyncio.gather(*(self._orphan_if_missing(key, claim) for key, claim in batch))
 
-    async def _orphan_if_pending(self, key: SampleKey, claim: Claim) -> None:
+    async def _enter_again(self, running: Running) -> None:
+        await self._deps.store.begin(running.key, running.claim)
+        if self._deps.dispatcher.running(running.key) is not running:
+            # It settled meanwhile: what was written then is first, and begin changed nothing. But had the store lost
+            # that too, nobody would run what we have just entered.
+            await self._orphan_if_missing(running.key, running.claim)
+
+    async def _orphan_if_missing(self, key: SampleKey, claim: Claim) -> None:
         settled = await self._deps.store.settle(
             key, claim, State.ORPHANED, b"", ttl_s=self._undelivered_ttl_s, now_ms=self._deps.clock.wall_ms()
         )
@@ -130,6 +157,14 @@ class Housekeeping:
         connected_ms = (self._deps.clock.monotonic_s() - since_s) * 1000
         silent_ms = self._deps.clock.wall_ms() - seen_ms
         return min(silent_ms, connected_ms) > self._session_timeout_ms
+
+    async def _count_expiring(self) -> None:
+        """Results whose time is about to end unread: counted while the store can still tell."""
+        margin_s = min(2 * RENEW_EVERY_S, self._undelivered_ttl_s / 2)
+        then_s = self._deps.clock.monotonic_s() - (self._undelivered_ttl_s - margin_s)
+        due = self._deps.settlements.take_settled_before(then_s)
+        if due:
+            self._deps.counters.expired_undelivered += await self._deps.store.count_unread(due)
 
     async def _reap_lapsed(self) -> None:
         """End the samples of instances that hold no lease; not before everybody had a lease's time to renew."""

@@ -36,6 +36,7 @@ from workers.loop_lag import LoopLag
 from workers.models import Catalogue
 from workers.pool import UpstreamPool
 from workers.sessions import Sessions
+from workers.settlements import Settlements
 from workers.waiters import Waiters
 
 if TYPE_CHECKING:
@@ -71,8 +72,16 @@ class Worker:
         catalogue = Catalogue(settings.models, settings.lora_name_template)
         self._pool = UpstreamPool(settings.upstreams, forwarder, catalogue, self._clock)
         executor = Executor(self._pool, forwarder, self._counters, self._clock, retry_policy(settings), random.random)
+        settlements = Settlements()
         self._dispatcher = Dispatcher(
-            self._store, executor, self._waiters, self._counters, self._clock, config.instance, settings
+            self._store,
+            executor,
+            self._waiters,
+            self._counters,
+            self._clock,
+            config.instance,
+            settings,
+            settlements,
         )
         self._deps = Deps(
             live=Live(settings, Keyring(settings.api_keys)),
@@ -81,7 +90,8 @@ class Worker:
             waiters=self._waiters,
             sessions=Sessions(self._store, self._clock),
             pool=self._pool,
-            clocks=DeliveryClocks(self._store, settings, self._counters),
+            clocks=DeliveryClocks(self._store, settings, self._counters, settlements),
+            settlements=settlements,
             counters=self._counters,
             clock=self._clock,
             random_bytes=os.urandom,
@@ -93,6 +103,7 @@ class Worker:
             listener,
             self._edge,
             backlog=settings.backlog,
+            access_log=settings.access_log,
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
         )
@@ -104,6 +115,7 @@ class Worker:
         self._waiters.announced(session_key, seq_ids)
 
     def on_gap(self) -> None:
+        self._housekeeping.hurry()
         self._waiters.look_again()
 
     def on_control(self, message: bytes) -> None:

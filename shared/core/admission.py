@@ -22,6 +22,7 @@ class Load:
     in_flight_bytes: int
     store_full: bool = False
     draining: bool = False
+    store_refilling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ def admit(load: Load, limits: Limits, sample_bytes: int) -> Rejection | None:
         return Rejection("draining", "this worker is stopping; send it again")
     if load.store_full:
         return Rejection("store_full", "the result store is full; send it again later")
+    if load.store_refilling:
+        # A submission that is sent again may be running on a worker that has not said so yet.
+        return Rejection("store_refilling", "the result store was restarted and is being refilled; send it again")
     if load.in_flight >= limits.max_in_flight:
         return Rejection("in_flight", f"{load.in_flight} samples are in flight (--max-in-flight); send it again later")
     if load.in_flight and load.in_flight_bytes + sample_bytes > limits.max_in_flight_bytes:

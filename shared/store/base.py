@@ -134,6 +134,14 @@ class Store(Protocol):
         """Monotonic time since when the command connection has been up; None while it is down."""
         ...
 
+    @property
+    def restarted_s(self) -> float | None:
+        """Monotonic time at which the server was last found to be another one than before; None: never.
+
+        What it kept may be gone, or an older state may be back.
+        """
+        ...
+
     # -- samples ------------------------------------------------------------------------------------------------
 
     async def begin(self, key: SampleKey, claim: Claim) -> Header | None:
@@ -172,6 +180,10 @@ class Store(Protocol):
 
         Returns how many were shortened for the first time.
         """
+        ...
+
+    async def count_unread(self, keys: Sequence[SampleKey]) -> int:
+        """How many of these are settled, and were neither handed over nor acknowledged."""
         ...
 
     # -- completion logs and waking -----------------------------------------------------------------------------

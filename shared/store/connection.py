@@ -36,6 +36,8 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._on_push = on_push
+        # Which server process this is, as it told at the login.
+        self.run_id = b""
         self.lost: asyncio.Future[str] = self._loop.create_future()
 
     def __repr__(self) -> str:

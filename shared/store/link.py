@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
@@ -30,6 +31,7 @@ COMMAND_DEADLINE_S: Final = 10.0
 _CHECK_EVERY_S: Final = 1.0
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
+_RUN_ID: Final = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 
 
 class Link:
@@ -55,6 +57,8 @@ class Link:
         self._on_push = on_push
         self._task: asyncio.Task[None] | None = None
         self._since_s = 0.0
+        self._run_id: bytes | None = None
+        self.restarted_s: float | None = None
         self.connection: Connection | None = None
 
     @property
@@ -118,6 +122,7 @@ class Link:
             ) from None
         self.connection = connection
         self._since_s = self._clock.monotonic_s()
+        self._recognise(connection.run_id)
         if self._on_up is not None:
             self._on_up(connection)
         return connection
@@ -147,8 +152,16 @@ class Link:
             await self._step(connection, "SELECT", str(address.db))
         # Asks for something in any case: a server without room says so only now.
         await self._step(connection, "CLIENT", "SETNAME", self._name)
+        told = _RUN_ID.search(await self._step(connection, "INFO", "server"))
+        connection.run_id = told[1] if told is not None else b""
 
-    async def _step(self, connection: Connection, *arguments: str) -> None:
+    def _recognise(self, run_id: bytes) -> None:
+        """A server process draws its run id when it starts; a mere cut of the line shows the same one again."""
+        if self._run_id is not None and run_id != self._run_id:
+            self.restarted_s = self._since_s
+        self._run_id = run_id
+
+    async def _step(self, connection: Connection, *arguments: str) -> Any:
         try:
             reply = await connection.ask(*arguments)
         except StoreUnavailable as error:
@@ -158,6 +171,7 @@ class Link:
             if isinstance(refused, StoreRefused):
                 raise StoreRefused(f"Redis at {self._address.shown} refuses the login: {reply}")
             raise refused
+        return reply
 
     def _down(self) -> None:
         self.connection = None

@@ -58,6 +58,7 @@ class MemoryServer:
     sessions: dict[str, SessionInfo] = field(default_factory=dict)
     clones: set[tuple[str, int]] = field(default_factory=set)
     stores: list[MemoryStore] = field(default_factory=list)
+    restarted_s: float | None = None
 
     def wipe(self) -> None:
         """As a server that was restarted empty."""
@@ -65,6 +66,7 @@ class MemoryServer:
             container.clear()
         self.instances.clear()
         self.clones.clear()
+        self.restarted_s = self.clock.monotonic_s()
 
 
 class MemoryStore:
@@ -82,6 +84,10 @@ class MemoryStore:
         # A test sets these: fail the next calls with the error, without or after having done what was asked.
         self.fail_before: StoreUnavailable | None = None
         self.fail_after: StoreUnavailable | None = None
+
+    @property
+    def restarted_s(self) -> float | None:
+        return self._server.restarted_s
 
     async def open(self, listener: StoreListener, owner: str) -> None:
         self._listener, self._owner = listener, owner
@@ -160,6 +166,13 @@ class MemoryStore:
     async def acknowledge(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
         await self._enter()
         return sum(self._start_clock(key, ttl_s, acknowledged=True) for key in keys)
+
+    async def count_unread(self, keys: Sequence[SampleKey]) -> int:
+        await self._enter()
+        found = [self._stored(key) for key in keys]
+        return sum(
+            stored is not None and stored.header.state in SETTLED and not stored.header.handed_over for stored in found
+        )
 
     def _start_clock(self, key: SampleKey, ttl_s: float, *, acknowledged: bool) -> bool:
         stored = self._stored(key)

@@ -116,6 +116,10 @@ class RedisStore:
     def connected_since_s(self) -> float | None:
         return self._link.connected_since_s
 
+    @property
+    def restarted_s(self) -> float | None:
+        return self._link.restarted_s
+
     async def open(self, listener: StoreListener, owner: str) -> None:
         self._listener = listener
         await self._link.open()
@@ -190,6 +194,13 @@ class RedisStore:
 
     async def acknowledge(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
         return await self._start_clocks(keys, ttl_s, ACKNOWLEDGED)
+
+    async def count_unread(self, keys: Sequence[SampleKey]) -> int:
+        counts = [
+            await self._line.run(scripts.COUNT_UNREAD, self._keys.samples(keys[first : first + _BATCH]))
+            for first in range(0, len(keys), _BATCH)
+        ]
+        return sum(counts)
 
     async def _start_clocks(self, keys: Sequence[SampleKey], ttl_s: float, clock: bytes) -> int:
         started = 0

@@ -84,6 +84,16 @@ return started
 """
 )
 
+# KEYS records. How many are settled with their clock not started.
+COUNT_UNREAD: Final = Script("""
+local unread = 0
+for _, key in ipairs(KEYS) do
+  local head = redis.call('GETRANGE', key, 0, 1)
+  if head ~= '' and string.sub(head, 1, 1) ~= 'P' and string.sub(head, 2, 2) == '-' then unread = unread + 1 end
+end
+return unread
+""")
+
 # KEYS log; ARGV epoch, n, limit. {epoch, {id, entry, ...}}, or {} when there is no log.
 READ_LOG: Final = Script("""
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)

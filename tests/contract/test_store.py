@@ -248,6 +248,15 @@ async def test_many_clocks_start_at_once(bench: Bench) -> None:
     assert await store.acknowledge([], ttl_s=30) == 0
 
 
+async def test_the_unread_are_counted(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    unread, fetched, pending = (SampleKey("session", number) for number in range(3))
+    await bring_to(store, unread, State.FAILED)
+    await bring_to(store, fetched, State.RETRIEVED)
+    await bring_to(store, pending, State.PENDING)
+    assert await store.count_unread([unread, fetched, pending, SampleKey("session", 99)]) == 1
+
+
 # -- completion logs --------------------------------------------------------------------------------------------
 
 

@@ -209,8 +209,13 @@ async def test_a_restarted_server_is_found_again(heard: Heard) -> None:
     await store.open(heard, OWNER)
     await store.begin(KEY, CLAIM)
     await store.watch("session")
+    assert store.restarted_s is None
+    server.command("CLIENT", "KILL", "TYPE", "normal")
+    await back(store)
+    assert store.restarted_s is None, "a mere cut is no restart"
     server.restart()
     await back(store)
+    assert store.restarted_s is not None
     assert await store.read(KEY) is None
     assert await store.begin(KEY, CLAIM) is None
     await heard.until(lambda heard: heard.gaps >= 1)

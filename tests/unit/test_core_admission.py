@@ -19,6 +19,7 @@ LIMITS = Limits(max_in_flight=10, max_in_flight_bytes=1000)
         (Load(0, 0), 5000, None),
         (Load(0, 0, store_full=True), 1, "store_full"),
         (Load(0, 0, draining=True), 1, "draining"),
+        (Load(0, 0, store_refilling=True), 1, "store_refilling"),
         (Load(10, 1000, store_full=True, draining=True), 1, "draining"),
     ],
 )

@@ -39,6 +39,7 @@ class PublicServer:
         edge: Edge,
         *,
         backlog: int,
+        access_log: bool = False,
         tls_cert: str | None = None,
         tls_key: str | None = None,
     ) -> None:
@@ -47,7 +48,7 @@ class PublicServer:
             http=protocol_class(edge),
             ws="none",
             lifespan="off",
-            access_log=False,
+            access_log=access_log,
             log_config=None,
             proxy_headers=False,
             server_header=False,

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from shared.core import ids
-from shared.core.errors import NotFound, NotImplementedHere, SessionFinished
+from shared.core.errors import NotFound, SessionFinished
 from shared.store.base import StoreError
 from shared.wire import tinker
 from workers import responses
@@ -78,12 +78,6 @@ async def server_capabilities(deps: Deps, request: Request) -> Reply:
 
 async def healthz(deps: Deps, request: Request) -> Reply:
     return responses.ok(b'{"status":"ok"}')
-
-
-async def not_here(deps: Deps, request: Request) -> Reply:
-    raise NotImplementedHere(
-        "this gateway samples only; start it with --training-upstream to have training and other requests passed on"
-    )
 
 
 def _own_session(session_id: str, request: Request) -> str:
