@@ -17,6 +17,7 @@ from shared.store.base import StoreUnavailable
 from shared.store.memory import MemoryServer, MemoryStore
 from workers.dispatcher import Dispatcher, Ending
 from workers.models import Target
+from workers.settlements import Settlements
 from workers.waiters import Waiters
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class WorkerBench:
         self.executor = ScriptedExecutor()
         self.waiters = Waiters()
         self.counters = Counters()
+        self.settlements = Settlements()
         self.dispatcher = Dispatcher(
             self.store,
             self.executor,  # type: ignore[arg-type] # all that is asked of an executor is `execute`
@@ -117,6 +119,7 @@ class WorkerBench:
             self.clock,
             owner,
             self.settings,
+            self.settlements,
         )
 
     async def submit(
