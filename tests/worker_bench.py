@@ -84,7 +84,8 @@ class ScriptedExecutor:
 
     async def execute(self, running: Running) -> Ending:
         self.started.append(running.key)
-        end = self._ends[running.key] = asyncio.get_running_loop().create_future()
+        end: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._ends[running.key] = end
         try:
             return await end
         except asyncio.CancelledError:
@@ -110,6 +111,7 @@ class WorkerBench:
         self.executor = ScriptedExecutor()
         self.waiters = Waiters()
         self.counters = Counters()
+        self.settlements = Settlements()
         self.settlements = Settlements()
         self.dispatcher = Dispatcher(
             self.store,

@@ -231,21 +231,16 @@ class Dispatcher:
 
     async def _begin_until_known(self, running: Running) -> None:
         """The reply to `begin` was lost. Only when the store tells who is first is it known whether to run it."""
-        try:
-            first = await self._who_is_first(running)
-        except asyncio.CancelledError:
-            self._abandon(running, StoreUnavailable("this worker is stopping", maybe_done=True))
-            raise
-        self._begun(running, first)
-
-    async def _who_is_first(self, running: Running) -> Header | None:
         pause_s = _STORE_RETRY_FIRST_S
         while True:
             try:
-                return await self._store.begin(running.key, running.claim)
+                first = await self._store.begin(running.key, running.claim)
             except StoreError:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _STORE_RETRY_LONGEST_S)
+            else:
+                self._begun(running, first)
+                return
 
     def _is_ours(self, first: Header, running: Running) -> bool:
         """A record of this very claim: the begin before it was done, and its reply was lost."""
@@ -346,6 +341,9 @@ class Dispatcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for running in self.all_running():
+            # Its task was cancelled before its first step, or it has none yet.
+            self._release(running)
 
     # -- bookkeeping --------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from shared.core.errors import BadRequest, Overloaded
 from shared.core.lifecycle import State
 from shared.core.record import Record
 from shared.store.base import StoreError, StoreFull, StoreUnavailable
+from shared.store.refill import REFILL_S
 from tests.worker_bench import (
     AWAY,
     DONE,
@@ -269,6 +270,24 @@ async def test_a_settle_whose_reply_was_lost_counts_once(bench: WorkerBench) -> 
     assert bench.store.announced == [KEY]
     assert bench.counters.completed == 1
     assert len(bench.server.logs[KEY.session_key, 0].entries) == 1
+
+
+async def test_what_was_settled_is_remembered_in_case_the_store_loses_it(bench: WorkerBench) -> None:
+    """C7: its id, not its result."""
+    await bench.started()
+    bench.executor.finish(KEY)
+    await bench.dispatcher.wait_idle()
+    assert [key for key, _ in bench.settlements.claims()] == [KEY]
+
+
+async def test_while_a_restarted_store_is_refilled_new_samples_are_refused(bench: WorkerBench) -> None:
+    """C3: one that is sent again may be running on a worker that has not said so yet."""
+    bench.server.wipe()
+    with pytest.raises(Overloaded, match="refilled"):
+        await bench.submit()
+    bench.clock.advance(REFILL_S)
+    await bench.started()
+    await bench.dispatcher.close()
 
 
 async def test_a_late_result_of_an_orphaned_sample_is_dropped(bench: WorkerBench) -> None:
