@@ -16,7 +16,7 @@ from shared.store.reaping import reap
 from workers import control
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from shared.config import Settings
     from shared.core.model import SampleKey
@@ -43,7 +43,8 @@ class Housekeeping:
         self._undelivered_ttl_s = settings.undelivered_ttl_s
         self._troubled: set[str] = set()
         self._held_lease = False
-        self._refilled_s: float | None = None
+        self._restart_seen_s: float | None = None
+        self._must_refill = False
         self._hurry = asyncio.Event()
 
     def duties(self) -> list[Callable[[], Coroutine[None, None, None]]]:
@@ -96,11 +97,15 @@ class Housekeeping:
     async def _renew(self) -> None:
         held = await self._deps.store.renew_lease(self._owner, ttl_s=self._lease_s)
         restarted_s = self._deps.store.restarted_s
-        if (self._held_lease and not held) or restarted_s != self._refilled_s:
+        if (self._held_lease and not held) or restarted_s != self._restart_seen_s:
             log.warning("the store may have lost data: what this worker knows is entered again")
-            await self._refill()
-            self._refilled_s = restarted_s
+            # Noted before it is tried: the lease is back with this turn, the samples only when all are entered.
+            self._must_refill = True
         self._held_lease = True
+        self._restart_seen_s = restarted_s
+        if self._must_refill:
+            await self._refill()
+            self._must_refill = False
 
     async def _refill(self) -> None:
         """A store that was emptied learns what runs, so that its polls find it pending instead of gone, and what is
@@ -108,11 +113,11 @@ class Housekeeping:
         """
         running = list(self._deps.dispatcher.all_running())
         for first in range(0, len(running), _REFILL_AT_ONCE):
-            await asyncio.gather(*map(self._enter_again, running[first : first + _REFILL_AT_ONCE]))
+            await _all(map(self._enter_again, running[first : first + _REFILL_AT_ONCE]))
         lost = self._deps.settlements.claims()
         for first in range(0, len(lost), _REFILL_AT_ONCE):
             batch = lost[first : first + _REFILL_AT_ONCE]
-            await asyncio.gather(*(self._orphan_if_missing(key, claim) for key, claim in batch))
+            await _all(self._orphan_if_missing(key, claim) for key, claim in batch)
 
     async def _enter_again(self, running: Running) -> None:
         await self._deps.store.begin(running.key, running.claim)
@@ -188,3 +193,10 @@ class Housekeeping:
             log.exception("duty failed", extra={"duty": duty})
         else:
             self._troubled.discard(duty)
+
+
+async def _all(calls: Iterable[Coroutine[None, None, None]]) -> None:
+    """Do all of these together; raises the first error when the last of them has ended."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
