@@ -9,14 +9,23 @@ import click
 import uvloop
 
 from gateway.simulator.config import SimulatorConfig
+from gateway.simulator.processes import ProcessEnded, run_processes
 from gateway.simulator.simulator import Simulator
 
 
 @click.command("simulate-vllm")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8100, show_default=True, help="Port; 0 takes a free one and prints it.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=8100,
+    show_default=True,
+    help="Port; 0 takes a free one and prints it.",
+)
 @click.option("--model", "models", multiple=True, default=("sim/tiny",), show_default=True, help="Model served.")
-@click.option("--max-model-len", default=131_072, show_default=True, help="Context length in tokens.")
+@click.option(
+    "--max-model-len", type=click.IntRange(2), default=131_072, show_default=True, help="Context length in tokens."
+)
 @click.option(
     "--mode",
     type=click.Choice(["instant", "latency", "barrier"]),
@@ -24,8 +33,20 @@ from gateway.simulator.simulator import Simulator
     show_default=True,
     help="instant: at once. latency: --gen-seconds each. barrier: all requests held, and let go together.",
 )
-@click.option("--gen-seconds", default=1.0, show_default=True, help="Time of one generation in latency mode.")
-@click.option("--max-num-seqs", default=0, show_default=True, help="Generations at once in latency mode; 0: no limit.")
+@click.option(
+    "--gen-seconds",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="Time of one generation in latency mode.",
+)
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Generations at once in latency mode; 0: no limit.",
+)
 @click.option(
     "--logprobs-mode",
     type=click.Choice(["processed_logprobs", "raw_logprobs"]),
@@ -33,7 +54,20 @@ from gateway.simulator.simulator import Simulator
     show_default=True,
     help="Whether logprobs are scaled by the temperature. vLLM's own default is raw_logprobs.",
 )
-@click.option("--keep-alive", default=5.0, show_default=True, help="Seconds until an idle connection is closed.")
+@click.option(
+    "--keep-alive",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="Seconds until an idle one is closed.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Processes on the same port; any of them answers /_sim/stats for all.",
+)
 def simulate_vllm(
     host: str,
     port: int,
@@ -44,12 +78,20 @@ def simulate_vllm(
     max_num_seqs: int,
     logprobs_mode: str,
     keep_alive: float,
+    processes: int,
 ) -> None:
     """Run a simulated vLLM: the real shape of requests and replies, no model.
 
     Tokens and logprobs are a pure function of model, prompt, seed and choice (gateway/simulator/tokens.py), so any
-    client can check that a result is its own. POST /_sim/faults scripts misbehaviour, GET /_sim/stats tells what was
-    seen.
+    client can check that a result is its own. A client that goes away aborts its generation.
+
+    \b
+    POST /_sim/faults    misbehave: [{"kind": "status", "status": 503, "next": 3}]
+                         (all kinds: gateway/simulator/faults.py)
+    DELETE /_sim/faults  behave again
+    POST /_sim/release   let go what a barrier or a `hold` fault holds
+    GET /_sim/stats      what was received, executed, aborted, by source IP and request id
+    POST /_sim/reset     no faults, counts from zero
     """
     config = SimulatorConfig(
         host=host,
@@ -63,9 +105,23 @@ def simulate_vllm(
         keep_alive_s=keep_alive,
     )
     try:
-        uvloop.run(_serve(config))
+        run(config, processes)
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    except (ValueError, ProcessEnded) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def run(config: SimulatorConfig, processes: int = 1) -> None:
+    """Serve until SIGTERM or SIGINT; says on standard output when it listens. Raises as `run_processes`."""
+    if processes == 1:
+        uvloop.run(_serve(config))
+        return
+    run_processes(config, processes, lambda url: click.echo(_ready_line(config, url, f", {processes} processes")))
+
+
+def _ready_line(config: SimulatorConfig, url: str, more: str = "") -> str:
+    return f"simulated vLLM on {url} ({', '.join(config.models)}, {config.mode}{more})"
 
 
 async def _serve(config: SimulatorConfig) -> None:
@@ -74,5 +130,5 @@ async def _serve(config: SimulatorConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     async with Simulator(config) as simulator:
-        click.echo(f"simulated vLLM on {simulator.url} ({', '.join(config.models)}, {config.mode})")
+        click.echo(_ready_line(config, simulator.url))
         await stopped.wait()

@@ -6,10 +6,20 @@ A rule is a JSON object: `kind`, its own options, and which requests it is for:
     fraction: f       of those that match, spread evenly
     path, model, request_id_prefix                           what must match
 
-kinds (options): status (status, body, headers, delay_s), delay (delay_s), hold (until POST /_sim/release), hang,
-reset_before_read, reset_before_status, reset_after_headers, reset_in_body, abort (tokens), null_logprobs, nan, html,
-empty, missing_choices, wrong_lengths, bad_token (value), error_in_200. Of the whole server: drain (refuses new
-connections, answers none of the open ones), slow_accept (delay_s).
+kinds (options):
+
+    status (status, body, headers, delay_s)   that reply, without any generation
+    reset_before_read                         a TCP reset, without any generation
+    delay (delay_s), hang                     the generation takes longer, or for ever
+    hold                                      it waits for POST /_sim/release
+    reset_before_status (delay_s)             closed after the generation began, without a byte, as a killed vLLM does
+    reset_after_headers, reset_in_body        closed there
+    abort (tokens)                            200, finish_reason "abort", so many tokens: as a paused engine answers
+    null_logprobs, nan, wrong_lengths, missing_choices, bad_token (value)
+    html, empty, error_in_200                 a 200 that is no completion
+
+Of the whole server, at once: drain (refuses new connections, answers none of the open ones, for good), slow_accept
+(accepts nobody for delay_s; those who come wait in the kernel's queue). With several processes each counts for itself.
 """
 
 from __future__ import annotations
@@ -40,6 +50,8 @@ KINDS: Final = frozenset(
         "slow_accept",
     }
 )
+# These befall the server, not a request.
+SERVER_KINDS: Final = frozenset({"drain", "slow_accept"})
 _MATCHED: Final = ("path", "model", "request_id_prefix")
 
 
@@ -97,15 +109,27 @@ def read_rules(document: Any) -> list[Rule]:
 def _rule(item: Any) -> Rule:
     if not isinstance(item, dict):
         raise ValueError(f"a rule must be an object, not {item!r}")
-    options = {**item, **item.get("do", {}), **item.get("match", {})}
+    options = {name: value for name, value in item.items() if name not in ("do", "match")}
+    options.update(_object(item, "do"))
     kind = options.pop("kind", None)
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is not one of {', '.join(sorted(KINDS))}")
+    options.update(_object(item, "match"))
     match = {name: str(options.pop(name)) for name in _MATCHED if name in options}
     left = options.pop("next", None)
-    fraction = float(options.pop("fraction", 1.0))
-    options = {name: value for name, value in options.items() if name not in ("do", "match")}
-    return Rule(Fault(kind, options), match, int(left) if left is not None else None, fraction)
+    if left is not None and type(left) is not int:
+        raise ValueError(f"next must be a number of requests, not {left!r}")
+    fraction = options.pop("fraction", 1.0)
+    if type(fraction) not in (int, float) or not 0 < fraction <= 1:
+        raise ValueError(f"fraction must be above 0 and at most 1, not {fraction!r}")
+    return Rule(Fault(kind, options), match, left, float(fraction))
+
+
+def _object(item: dict[str, Any], name: str) -> dict[str, Any]:
+    value = item.get(name, {})
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object, not {value!r}")
+    return value
 
 
 def choose(rules: list[Rule], path: str, model: str, request_id: str) -> Fault | None:

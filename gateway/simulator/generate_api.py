@@ -11,15 +11,21 @@ from gateway.simulator import tokens as oracle
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.simulator.completion import Ask, Choice
+    from gateway.simulator.ask import Ask
+    from gateway.simulator.completion import Choice
 
 
-def as_completion(document: Any) -> Any:
-    """The request as `/v1/completions` would have it: parameters beside the prompt instead of under a key."""
+def as_completion(document: Any, max_model_len: int) -> Any:
+    """The request as `/v1/completions` would have it: parameters beside the prompt instead of under a key.
+
+    `max_tokens` missing means to the end of the context here.
+    """
     if not isinstance(document, dict):
         return document
     parameters = document.get("sampling_params")
     flat = dict(parameters) if isinstance(parameters, dict) else {}
+    if flat.get("max_tokens") is None:
+        flat["max_tokens"] = max_model_len
     return {**flat, "model": document.get("model"), "prompt": document.get("token_ids"), "return_token_ids": True}
 
 

@@ -6,13 +6,21 @@ It shares the machine with the gateway under test, so it costs as little as Pyth
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final
 
 import httptools
 
-_PHRASES: Final = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 429: b"Too Many Requests", 500: b"Error"}
+_log = logging.getLogger(__name__)
+
+_PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
+# SO_LINGER on, for 0 s: closing discards what is unsent and tells the peer with a reset.
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """`cut_at`: send only so many bytes of head and body together, then reset."""
+    """`cut_at`: send only so many bytes of head and body together, then close."""
 
     status: int = 200
     body: bytes = b""
@@ -35,11 +43,17 @@ class HttpReply:
     cut_at: int | None = None
 
 
-class Reset(Exception):
-    """Drop the connection without a word."""
+class Dropped(Exception):
+    """Close the connection without a word: an end of file, as a process that was killed leaves it."""
+
+
+class Reset(Dropped):
+    """The same with a TCP reset, as a proxy or a full machine does it."""
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
+
+_BROKEN: Final = HttpReply(500, b'{"error":{"message":"","type":"InternalServerError","param":null,"code":500}}')
 
 
 class HttpConnection(asyncio.Protocol):
@@ -100,15 +114,27 @@ class HttpConnection(asyncio.Protocol):
             self._peer,
         )
         keep_alive = self._parser.should_keep_alive()
-        self._task = self._loop.create_task(self._answer(request, keep_alive))
+        self._task = self._loop.create_task(self._answer(request, keep_alive, self._task))
 
-    async def _answer(self, request: HttpRequest, keep_alive: bool) -> None:
+    async def _answer(self, request: HttpRequest, keep_alive: bool, before: asyncio.Task[None] | None) -> None:
+        """`before` is the previous request's task: pipelined requests are answered in their order."""
+        if before is not None:
+            await before
+            self._stop_idling()
         try:
             reply = await self._handler(request)
-        except Reset:
-            self._transport.abort()
-            return
-        self._send(reply, keep_alive)
+        except Dropped as dropped:
+            self._drop(reset=isinstance(dropped, Reset))
+        except Exception:
+            _log.exception("the simulator failed at %s %s", request.method, request.path)
+            self._send(_BROKEN, keep_alive)
+        else:
+            self._send(reply, keep_alive)
+
+    def _drop(self, *, reset: bool) -> None:
+        if reset:
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._transport.abort()
 
     def _send(self, reply: HttpReply, keep_alive: bool) -> None:
         whole = _encode(reply, keep_alive)
@@ -131,8 +157,12 @@ class HttpConnection(asyncio.Protocol):
             self._idle.cancel()
             self._idle = None
 
-    def stop(self) -> None:
+    def stop(self) -> asyncio.Task[None] | None:
+        """Drop the connection; what still has to be awaited, if anything."""
         self._transport.abort()
+        if self._task is not None:
+            self._task.cancel()
+        return self._task
 
 
 def head_of(reply: HttpReply, keep_alive: bool) -> bytes:

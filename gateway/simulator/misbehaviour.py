@@ -48,18 +48,27 @@ def _edited(body: bytes, edit: Callable[[dict[str, Any], Fault], None], fault: F
 def _abort(document: dict[str, Any], fault: Fault) -> None:
     """As a draining or paused engine answers: 200, and only some of the tokens."""
     kept = int(fault.options.get("tokens", 0))
+    made = 0
     for choice in document["choices"]:
-        choice["finish_reason"] = "abort"
-        choice["token_ids"] = (choice["token_ids"] or [])[:kept]
-        logprobs = choice["logprobs"]
-        if logprobs is not None:
-            for name in logprobs:
-                logprobs[name] = logprobs[name][:kept]
+        choice["finish_reason"], choice["stop_reason"] = "abort", None
+        for holder, name in _per_token(choice):
+            holder[name] = holder[name][:kept]
+            made = max(made, len(holder[name]))
+    usage = document["usage"]
+    usage["completion_tokens"] = made * len(document["choices"])
+    usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def _per_token(choice: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Where a choice has lists with an entry for each token; not what the request did not ask for."""
+    logprobs = choice["logprobs"] or {}
+    return [(logprobs, name) for name in logprobs] + ([(choice, "token_ids")] if choice["token_ids"] else [])
 
 
 def _null_logprobs(document: dict[str, Any], fault: Fault) -> None:
     for choice in document["choices"]:
-        choice["logprobs"]["token_logprobs"][-1] = None
+        if choice["logprobs"]:
+            choice["logprobs"]["token_logprobs"][-1] = None
 
 
 def _missing_choices(document: dict[str, Any], fault: Fault) -> None:
@@ -67,11 +76,13 @@ def _missing_choices(document: dict[str, Any], fault: Fault) -> None:
 
 
 def _wrong_lengths(document: dict[str, Any], fault: Fault) -> None:
-    document["choices"][0]["logprobs"]["token_logprobs"].pop()
+    if logprobs := document["choices"][0]["logprobs"]:
+        logprobs["token_logprobs"].pop()
 
 
 def _bad_token(document: dict[str, Any], fault: Fault) -> None:
-    document["choices"][0]["token_ids"][0] = fault.options.get("value", 2**40)
+    if token_ids := document["choices"][0]["token_ids"]:
+        token_ids[0] = fault.options.get("value", 2**40)
 
 
 _EDITS: Final[dict[str, Callable[[dict[str, Any], Fault], None]]] = {

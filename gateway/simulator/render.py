@@ -10,9 +10,11 @@ import orjson
 from gateway.simulator import tokens as oracle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from gateway.simulator.completion import Ask, Choice
+    from gateway.simulator.ask import Ask, Served
+    from gateway.simulator.completion import Choice
+    from gateway.simulator.stats import Stats
 
 
 def completion(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int) -> bytes:
@@ -125,21 +127,54 @@ def _entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
     return {"logprob": logprob, "rank": rank, "decoded_token": oracle.text_of(token)}
 
 
-def models(names: Sequence[str], adapters: Sequence[tuple[str, str, str]], max_model_len: int) -> dict[str, Any]:
-    """`/v1/models`; `adapters`: (name, base, path)."""
-    cards = [_card(name, name, None, max_model_len) for name in names]
-    cards += [_card(name, path, base, None) for name, base, path in adapters]
+def models(served: Served, paths: Mapping[str, str], created_s: int) -> dict[str, Any]:
+    """`/v1/models`; `paths`: adapter -> where it was loaded from. All adapters are of the first model."""
+    cards = [_card(name, name, None, served.max_model_len, created_s) for name in served.models]
+    cards += [_card(name, path, served.models[0], None, created_s) for name, path in paths.items()]
     return {"object": "list", "data": cards}
 
 
-def _card(name: str, root: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
+def _card(name: str, root: str, parent: str | None, max_model_len: int | None, created_s: int) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": 0,
+        "created": created_s,
         "owned_by": "vllm",
         "root": root,
         "parent": parent,
         "max_model_len": max_model_len,
-        "permission": [],
+        "permission": [_permission(created_s)],
     }
+
+
+def _permission(created_s: int) -> dict[str, Any]:
+    return {
+        "id": "modelperm-0000000000000000",
+        "object": "model_permission",
+        "created": created_s,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+
+
+def metrics(model: str, stats: Stats) -> str:
+    """The few of vLLM's metrics that routers look at."""
+    labels = f'engine="0",model_name="{model}"'
+    lines = [
+        "# TYPE vllm:num_requests_running gauge",
+        f"vllm:num_requests_running{{{labels}}} {stats.in_flight:.1f}",
+        "# TYPE vllm:num_requests_waiting gauge",
+        f"vllm:num_requests_waiting{{{labels}}} {stats.waiting:.1f}",
+        "# TYPE vllm:kv_cache_usage_perc gauge",
+        f"vllm:kv_cache_usage_perc{{{labels}}} 0.0",
+        "# TYPE vllm:request_success_total counter",
+        f'vllm:request_success_total{{{labels},finished_reason="length"}} {stats.completed:.1f}',
+    ]
+    return "\n".join(lines) + "\n"

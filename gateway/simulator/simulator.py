@@ -8,39 +8,62 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from gateway.simulator import ask as asking
 from gateway.simulator import completion, faults, generate_api, render
 from gateway.simulator import tokens as oracle
-from gateway.simulator.completion import Ask, Choice, Refused
+from gateway.simulator.ask import Ask, Refused, Served
 from gateway.simulator.gate import make_gate
-from gateway.simulator.http import HttpConnection, HttpReply, HttpRequest, Reset
+from gateway.simulator.http import Dropped, HttpConnection, HttpReply, HttpRequest, Reset
+from gateway.simulator.listener import Listener, bind
 from gateway.simulator.misbehaviour import spoil
-from gateway.simulator.stats import Stats, sample_id
+from gateway.simulator.siblings import Siblings
+from gateway.simulator.stats import Stats, report, sample_id
 from shared.core.scaling import PROBE_REQUEST_ID
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
     from types import TracebackType
     from typing import Self
 
+    from gateway.simulator.completion import Choice
     from gateway.simulator.config import SimulatorConfig
     from gateway.simulator.faults import Fault
 
     Route = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 _NEVER_S: Final = 10**9
+# What all processes of a simulator must do or know alike.
+_FOR_ALL: Final = frozenset(
+    {
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/v1/unload_lora_adapter"),
+        ("POST", "/_sim/faults"),
+        ("DELETE", "/_sim/faults"),
+        ("POST", "/_sim/release"),
+        ("POST", "/_sim/reset"),
+    }
+)
 
 
 class Simulator:
-    def __init__(self, config: SimulatorConfig, listener: socket.socket | None = None) -> None:
+    """`listener`: a bound socket in place of the configured address. `siblings`: its other processes, if any."""
+
+    def __init__(
+        self, config: SimulatorConfig, listener: socket.socket | None = None, siblings: Siblings | None = None
+    ) -> None:
         self._config = config
-        self._listener = listener
-        self._server: asyncio.Server | None = None
+        self._bound = listener
+        self._siblings = siblings or Siblings()
+        self._listener: Listener | None = None
+        self._control: asyncio.Server | None = None
+        self._reopening: asyncio.Task[None] | None = None
         self._connections: set[HttpConnection] = set()
         self._gate = make_gate(config)
         self._rules: list[faults.Rule] = []
@@ -49,11 +72,9 @@ class Simulator:
         self._rng = random.Random()
         self._draining = False
         self._released = asyncio.Event()
-        self._completions: dict[str, Route] = {
-            "/v1/completions": self._complete,
-            "/inference/v1/generate": self._complete,
-        }
         self._routes: dict[tuple[str, str], Route] = {
+            ("POST", "/v1/completions"): self._complete,
+            ("POST", "/inference/v1/generate"): self._complete,
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._empty,
             ("GET", "/ping"): self._empty,
@@ -62,6 +83,7 @@ class Simulator:
             ("POST", "/v1/load_lora_adapter"): self._load_adapter,
             ("POST", "/v1/unload_lora_adapter"): self._unload_adapter,
             ("GET", "/_sim/stats"): self._tell_stats,
+            ("GET", "/_sim/snapshot"): self._tell_snapshot,
             ("POST", "/_sim/faults"): self._take_faults,
             ("DELETE", "/_sim/faults"): self._clear_faults,
             ("POST", "/_sim/release"): self._release,
@@ -70,21 +92,31 @@ class Simulator:
 
     # -- life
 
-    async def start(self) -> None:
-        if self._listener is None:
-            self._listener = bind(self._config.host, self._config.port)
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: HttpConnection(self._handle, self._connections, self._config.keep_alive_s),
-            sock=self._listener,
-            backlog=self._config.backlog,
-        )
+    async def start(self, control_path: Path | None = None) -> None:
+        """`control_path`: where siblings reach this process, if it has any. Raises `OSError`."""
+        bound = self._bound or bind(self._config.host, self._config.port)
+        self._listener = Listener(bound, self._connect, self._config.backlog)
+        await self._listener.open()
+        if control_path is not None:
+            loop = asyncio.get_running_loop()
+            self._control = await loop.create_unix_server(self._connect_sibling, str(control_path))
+
+    def _connect(self) -> HttpConnection:
+        return HttpConnection(self._handle, self._connections, self._config.keep_alive_s)
+
+    def _connect_sibling(self) -> HttpConnection:
+        return HttpConnection(self._handle_here, set(), self._config.keep_alive_s)
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self._connections):
-            connection.stop()
-        self._gate.release()
+        if self._reopening is not None:
+            self._reopening.cancel()
+            await asyncio.gather(self._reopening, return_exceptions=True)
+        for server in (self._listener, self._control):
+            if server is not None:
+                server.close()
+        tasks = [connection.stop() for connection in list(self._connections)]
+        await asyncio.gather(*[task for task in tasks if task is not None], return_exceptions=True)
+        # Aborted transports are told apart from the loop's side only in its next turn.
         await asyncio.sleep(0)
 
     async def __aenter__(self) -> Self:
@@ -99,24 +131,36 @@ class Simulator:
     @property
     def url(self) -> str:
         assert self._listener is not None
-        host, port = self._listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return self._listener.url
 
     def stats(self) -> dict[str, Any]:
+        """What `/_sim/stats` tells, of this process."""
+        return report([self._snapshot()])
+
+    def _snapshot(self) -> dict[str, Any]:
         self._stats.connections = len(self._connections)
-        return self._stats.report()
+        return self._stats.snapshot()
 
     def set_faults(self, rules: Any) -> None:
         """Replace the script. Raises `ValueError` when it is not understood."""
-        self._rules = faults.read_rules(rules)
-        if any(rule.fault.kind == "drain" for rule in self._rules):
-            self._drain()
+        read = faults.read_rules(rules)
+        self._rules = [rule for rule in read if rule.fault.kind not in faults.SERVER_KINDS]
+        for rule in read:
+            if rule.fault.kind == "drain":
+                self._drain()
+            elif rule.fault.kind == "slow_accept":
+                self._accept_nobody_for(rule.fault.delay_s)
 
     # -- requests
 
     async def _handle(self, request: HttpRequest) -> HttpReply:
-        route = self._completions.get(request.path) if request.method == "POST" else None
-        route = route or self._routes.get((request.method, request.path))
+        """A client's request; what concerns all processes goes to the others first."""
+        if (request.method, request.path) in _FOR_ALL:
+            await self._siblings.ask(request)
+        return await self._handle_here(request)
+
+    async def _handle_here(self, request: HttpRequest) -> HttpReply:
+        route = self._routes.get((request.method, request.path))
         if self._draining:
             await asyncio.sleep(_NEVER_S)
         if route is None:
@@ -131,26 +175,22 @@ class Simulator:
         if request_id == PROBE_REQUEST_ID:
             return self._answer_probe(request)
         self._stats.receive(request.peer)
-        document = _document(request.body)
-        model = str(document.get("model", "")) if isinstance(document, dict) else ""
-        fault = faults.choose(self._rules, request.path, model, request_id)
+        document = asking.parse(request.body)
+        fault = faults.choose(self._rules, request.path, _model_of(document), request_id)
         early = await self._before_execution(fault)
         if early is not None:
             return early
         if request.path != "/v1/completions":
-            document = generate_api.as_completion(document)
-        ask = completion.read_ask(document, self._served(), self._config.max_model_len)
+            document = generate_api.as_completion(document, self._config.max_model_len)
+        ask = asking.read_ask(document, self._served())
         choices = await self._execute(ask, sample_id(request_id), fault)
         told_id = request_id or f"{self._rng.getrandbits(64):016x}"
-        if request.path == "/v1/completions":
-            body = render.completion(ask, choices, told_id, int(time.time()))
-        else:
-            body = generate_api.render(ask, choices, told_id, int(time.time()))
-        return spoil(HttpReply(body=body), fault)
+        write = render.completion if request.path == "/v1/completions" else generate_api.render
+        return spoil(HttpReply(body=write(ask, choices, told_id, int(time.time()))), fault)
 
     def _answer_probe(self, request: HttpRequest) -> HttpReply:
         """The gateway's own question about logprobs is no sample: not counted, not held, not misbehaved towards."""
-        ask = completion.read_ask(_document(request.body), self._served(), self._config.max_model_len)
+        ask = asking.read_ask(asking.parse(request.body), self._served())
         choices = completion.generate(ask, 0, raw_logprobs=self._config.raw_logprobs)
         return HttpReply(body=render.completion(ask, choices, PROBE_REQUEST_ID, int(time.time())))
 
@@ -171,9 +211,11 @@ class Simulator:
         def start() -> None:
             nonlocal started
             started = True
+            self._stats.waiting -= 1
             self._stats.start(sample)
 
         finished = False
+        self._stats.waiting += 1
         try:
             await self._gate.generate(start)
             if fault is not None:
@@ -182,6 +224,8 @@ class Simulator:
         finally:
             if started:
                 self._stats.end(sample, aborted=not finished)
+            else:
+                self._stats.waiting -= 1
         fresh_seed = self._rng.randrange(oracle.UNSEEDED)
         return completion.generate(ask, fresh_seed, raw_logprobs=self._config.raw_logprobs)
 
@@ -194,16 +238,15 @@ class Simulator:
             await asyncio.sleep(_NEVER_S)
         elif fault.kind == "reset_before_status":
             await asyncio.sleep(fault.delay_s)
-            raise Reset
+            raise Dropped
 
-    def _served(self) -> frozenset[str]:
-        return frozenset((*self._config.models, *self._adapters))
+    def _served(self) -> Served:
+        return Served(self._config.models, self._adapters, self._config.max_model_len)
 
     # -- the rest of vLLM
 
     async def _models(self, request: HttpRequest) -> HttpReply:
-        adapters = [(name, self._config.models[0], path) for name, path in self._adapters.items()]
-        return _json(render.models(self._config.models, adapters, self._config.max_model_len))
+        return _json(render.models(self._served(), self._adapters, int(time.time())))
 
     async def _empty(self, request: HttpRequest) -> HttpReply:
         return HttpReply()
@@ -212,23 +255,26 @@ class Simulator:
         return _json({"version": "0.32.0"})
 
     async def _metrics(self, request: HttpRequest) -> HttpReply:
-        text = f"vllm:num_requests_running {self._stats.in_flight}\nvllm:num_requests_waiting 0\n"
+        text = render.metrics(self._config.models[0], self._stats)
         return HttpReply(body=text.encode(), content_type="text/plain; version=0.0.4")
 
     async def _load_adapter(self, request: HttpRequest) -> HttpReply:
-        name, path = _adapter(request.body)
-        if name in self._adapters:
+        document = _adapter(request.body)
+        name = str(document["lora_name"])
+        if name in self._config.models:
+            raise Refused(400, f"The lora adapter '{name}' has the name of a base model.", "InvalidUserInput")
+        if name in self._adapters and not document.get("load_inplace"):
             raise Refused(
                 400,
                 f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
                 "set 'load_inplace' to True.",
                 "InvalidUserInput",
             )
-        self._adapters[name] = path
+        self._adapters[name] = str(document.get("lora_path", ""))
         return _text(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def _unload_adapter(self, request: HttpRequest) -> HttpReply:
-        name, _ = _adapter(request.body)
+        name = str(_adapter(request.body)["lora_name"])
         if name not in self._adapters:
             raise Refused(404, f"The lora adapter '{name}' cannot be found.", "NotFoundError")
         del self._adapters[name]
@@ -237,11 +283,17 @@ class Simulator:
     # -- its control paths
 
     async def _tell_stats(self, request: HttpRequest) -> HttpReply:
-        return _json(self.stats())
+        asked = HttpRequest("GET", "/_sim/snapshot", {}, b"", "")
+        others = [orjson.loads(body) for body in await self._siblings.ask(asked)]
+        return _json(report([self._snapshot(), *others]))
+
+    async def _tell_snapshot(self, request: HttpRequest) -> HttpReply:
+        """Of this process alone, in full; for its siblings."""
+        return _json(self._snapshot())
 
     async def _take_faults(self, request: HttpRequest) -> HttpReply:
         try:
-            self.set_faults(_document(request.body))
+            self.set_faults(asking.parse(request.body))
         except ValueError as error:
             return _json({"detail": str(error)}, 400)
         return _json({"faults": len(self._rules)})
@@ -257,41 +309,38 @@ class Simulator:
         return _json({})
 
     async def _reset(self, request: HttpRequest) -> HttpReply:
+        """Begin counting again; what runs now is counted as running still."""
         self._rules = []
-        self._stats = Stats()
+        self._stats.clear()
         return _json({})
 
     def _drain(self) -> None:
         """As vLLM after SIGTERM: the listening socket is closed, open connections stay without a byte."""
         self._draining = True
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listener is not None:
+            self._listener.close()
+
+    def _accept_nobody_for(self, delay_s: float) -> None:
+        if self._listener is not None and self._reopening is None:
+            self._listener.pause()
+            self._reopening = asyncio.get_running_loop().create_task(self._reopen_after(self._listener, delay_s))
+
+    async def _reopen_after(self, listener: Listener, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        if not self._draining:
+            await listener.open()
+        self._reopening = None
 
 
-def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """The simulator's listening address, not yet listening. Raises `OSError`."""
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if reuse_port:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    bound.bind((host, port))
-    return bound
+def _model_of(document: Any) -> str:
+    return str(document.get("model", "")) if isinstance(document, dict) else ""
 
 
-def _document(body: bytes) -> Any:
-    try:
-        return orjson.loads(body) if body else {}
-    except orjson.JSONDecodeError as error:
-        raise Refused(400, f"Invalid JSON: {error}", "Bad Request") from None
-
-
-def _adapter(body: bytes) -> tuple[str, str]:
-    document = _document(body)
-    name = document.get("lora_name") if isinstance(document, dict) else None
-    if not name:
+def _adapter(body: bytes) -> dict[str, Any]:
+    document = asking.parse(body)
+    if not isinstance(document, dict) or not document.get("lora_name"):
         raise Refused(400, "Both 'lora_name' and 'lora_path' must be provided.", "InvalidUserInput")
-    return str(name), str(document.get("lora_path", ""))
+    return document
 
 
 def _scripted(fault: Fault) -> HttpReply:

@@ -5,9 +5,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _ATTEMPT: Final = re.compile(r"-a\d+$")
+_NUMBERS: Final = (
+    "received",
+    "executions",
+    "waiting",
+    "in_flight",
+    "peak_in_flight",
+    "completed",
+    "aborted",
+    "concurrent_duplicates",
+    "connections",
+)
 
 
 def sample_id(request_id: str) -> str:
@@ -17,8 +31,11 @@ def sample_id(request_id: str) -> str:
 
 @dataclass(slots=True)
 class Stats:
+    """Of one process. `aborted`: generations that ended because the client went away, or by a scripted fault."""
+
     received: int = 0
     executions: int = 0
+    waiting: int = 0
     in_flight: int = 0
     peak_in_flight: int = 0
     completed: int = 0
@@ -54,16 +71,32 @@ class Stats:
             if not self._running[sample]:
                 del self._running[sample]
 
-    def report(self) -> dict[str, Any]:
-        return {
-            "received": self.received,
-            "executions": self.executions,
-            "in_flight": self.in_flight,
-            "peak_in_flight": self.peak_in_flight,
-            "completed": self.completed,
-            "aborted": self.aborted,
-            "concurrent_duplicates": self.concurrent_duplicates,
-            "connections": self.connections,
-            "by_source_ip": dict(self.by_source_ip),
-            "by_request_id": {name: count for name, count in self._by_sample.items() if count > 1},
-        }
+    def clear(self) -> None:
+        """Count from now on. What waits or runs goes on doing so, and is counted as completed or aborted later."""
+        self.received = self.executions = self.completed = self.aborted = self.concurrent_duplicates = 0
+        self.peak_in_flight = self.in_flight
+        self.by_source_ip.clear()
+        self._by_sample.clear()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, for `report`."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        return {**numbers, "by_source_ip": dict(self.by_source_ip), "by_sample": dict(self._by_sample)}
+
+
+def report(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The answer to `/_sim/stats`, of all processes together.
+
+    `by_request_id` names only what was executed more than once. The peaks of several processes are added, though they
+    need not have been at the same time, and one process does not see what runs twice in two.
+    """
+    by_source_ip: Counter[str] = Counter()
+    by_sample: Counter[str] = Counter()
+    for snapshot in snapshots:
+        by_source_ip.update(snapshot["by_source_ip"])
+        by_sample.update(snapshot["by_sample"])
+    return {
+        **{name: sum(snapshot[name] for snapshot in snapshots) for name in _NUMBERS},
+        "by_source_ip": dict(by_source_ip),
+        "by_request_id": {name: count for name, count in by_sample.items() if count > 1},
+    }
