@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.system.http_calls import Connection, Reply
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("any-worker")]
+pytestmark = pytest.mark.slow
 
 ALICE: Final = "tml-alice-key-of-the-any-worker-tests"
 BOB: Final = "tml-bob-key-of-the-any-worker-tests"

@@ -13,7 +13,7 @@ from workers.app import API, HOT, ROUTED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("any-worker")]
+pytestmark = pytest.mark.slow
 
 POSTED: Final = sorted(path for method, path, _ in (*HOT, *ROUTED) if method == "POST")
 READ: Final = sorted(path for method, path, _ in (*HOT, *ROUTED) if method == "GET")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.system.http_calls import Connection, Reply
     from tests.system.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("restart")]
+pytestmark = pytest.mark.slow
 
 PROMPT: Final = [21, 22, 23]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.sdk, pytest.mark.timeout(400), pytest.mark.xdist_group("sdk-clients")]
+pytestmark = [pytest.mark.slow, pytest.mark.sdk, pytest.mark.timeout(400)]
 
 PROCESSES: Final = 4
 EACH: Final = 50

@@ -26,12 +26,9 @@ PROMPT: Final = [101, 102, 103, 104, 105, 106]
 MANY: Final = 200
 CONTEXT_TOKENS: Final = 2_048
 SETUPS: Final = [
-    *(
-        pytest.param((version, "auto"), id=version, marks=pytest.mark.xdist_group(f"sdk-{version}"))
-        for version in VERSIONS
-    ),
+    *(pytest.param((version, "auto"), id=version) for version in VERSIONS),
     # From 0.27.2 on there are two ways of waiting; the older ones have this one only.
-    pytest.param(("0.38.0", "off"), id="0.38.0-off", marks=pytest.mark.xdist_group("sdk-0.38.0-off")),
+    pytest.param(("0.38.0", "off"), id="0.38.0-off"),
 ]
 
 
