@@ -12,7 +12,7 @@ from shared.wire import proto, vllm
 from workers.dispatcher import Ending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from shared.clock import Clock
     from shared.core.result import SampleResult
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from workers.forwarder import Forwarder
     from workers.pool import UpstreamPool
     from workers.upstreams import Upstream
+
+    MarkPaused = Callable[[Running, bool], Awaitable[None]]
 
 _FAULT_COUNTERS: Final = {
     FaultClass.NEVER_EXECUTED: "faults_never_executed",
@@ -40,13 +42,18 @@ class Executor:
         clock: Clock,
         policy: retry.Policy,
         rng_unit: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        mark_paused: MarkPaused | None = None,
     ) -> None:
+        """`mark_paused` tells the polls of a sample that wait at other workers."""
         self._pool = pool
         self._forwarder = forwarder
         self._counters = counters
         self._clock = clock
         self._policy = policy
         self._rng_unit = rng_unit
+        self._sleep = sleep
+        self._mark_paused = mark_paused or _mark_nothing
 
     async def execute(self, running: Running) -> Ending:
         """The sample's ending. Cancelling closes the upstream connection."""
@@ -97,10 +104,16 @@ class Executor:
 
     async def _pause(self, running: Running, fault: Fault, delay_s: float) -> None:
         running.paused_reason = fault.message
+        await self._mark_paused(running, True)
         try:
-            await asyncio.sleep(delay_s)
+            await self._sleep(delay_s)
         finally:
             running.paused_reason = None
+        await self._mark_paused(running, False)
+
+
+async def _mark_nothing(running: Running, paused: bool) -> None:
+    pass
 
 
 def _headers(running: Running, call: vllm.UpstreamCall, attempt: int) -> dict[str, str]:

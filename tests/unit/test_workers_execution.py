@@ -1,0 +1,243 @@
+"""Attempts until one succeeds or the policy says stop: what is sent, in which order, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shared.clock import ManualClock
+from shared.core import ids, retry
+from shared.core.faults import BreakKind, Fault, FaultClass, classify_break
+from shared.core.lifecycle import State
+from shared.core.record import Claim
+from shared.counters import Counters
+from shared.wire import proto
+from tests.worker_bench import OWNER, TARGET, session, spec
+from workers.dispatcher import Running
+from workers.execution import Executor
+from workers.models import Catalogue
+from workers.pool import UpstreamPool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from shared.core.model import SampleSpec
+    from workers.upstreams import Upstream
+
+BUSY = Fault(FaultClass.NEVER_EXECUTED, "upstream answered 503: busy")
+REFUSED = classify_break(BreakKind.CONNECT_REFUSED, "http://a")
+RESET = classify_break(BreakKind.RESET_BEFORE_STATUS, "http://a")
+CUT = classify_break(BreakKind.BODY_CUT, "http://a")
+ABORTED = Fault(FaultClass.ABORTED, "aborted after 3 tokens")
+
+
+def answer(asked: dict[str, Any]) -> bytes:
+    """A right reply to a request, small: `logprobs` all -1."""
+    tokens = [5] * asked["max_tokens"]
+    scores: list[Any] = [None, *({str(token): {"logprob": -2.0}} for token in asked["prompt"][1:])]
+    choice = {
+        "logprobs": {"token_logprobs": [-1.0] * len(tokens)},
+        "finish_reason": "length",
+        "token_ids": tokens,
+        "prompt_logprobs": scores if "prompt_logprobs" in asked else None,
+    }
+    choices = [{**choice, "index": index} for index in range(asked["n"])]
+    return json.dumps({"choices": choices, "usage": {"prompt_tokens_details": None}}).encode()
+
+
+class FakeForwarder:
+    """Meets requests with the faults of a script, then answers rightly."""
+
+    def __init__(self, faults: Sequence[Fault | None] = ()) -> None:
+        self.faults = list(faults)
+        self.asked: list[dict[str, Any]] = []
+        self.headers: list[Mapping[str, str]] = []
+        self.upstreams: list[str] = []
+
+    async def post(self, upstream: Upstream, url: object, body: bytes, headers: Mapping[str, str]) -> bytes | Fault:
+        self.asked.append(json.loads(body))
+        self.headers.append(headers)
+        self.upstreams.append(upstream.url)
+        fault = self.faults.pop(0) if self.faults else None
+        return fault or answer(self.asked[-1])
+
+
+class Bench:
+    def __init__(self, *faults: Fault | None, urls: Sequence[str] = ("http://a",), **policy: Any) -> None:
+        self.clock = ManualClock()
+        self.forwarder = FakeForwarder(faults)
+        self.counters = Counters()
+        self.slept_s: list[float] = []
+        self.paused: list[str | None] = []
+        self.pool = UpstreamPool(urls, self.forwarder, Catalogue((), ""), self.clock)  # type: ignore[arg-type] # as above
+        self.executor = Executor(
+            self.pool,
+            self.forwarder,  # type: ignore[arg-type] # all that is asked of it is `post`
+            self.counters,
+            self.clock,
+            retry.Policy(**policy),
+            rng_unit=lambda: 0.0,
+            sleep=self._sleep,
+        )
+
+    async def _sleep(self, delay_s: float) -> None:
+        self.slept_s.append(delay_s)
+        self.paused.append(self.running.paused_reason)
+        self.clock.advance(delay_s)
+        await asyncio.sleep(0)
+
+    async def execute(self, wanted: SampleSpec | None = None) -> tuple[State, bytes]:
+        wanted = wanted or spec()
+        claim = Claim(OWNER, 1, wanted.num_samples, wanted.digest)
+        begun = asyncio.get_running_loop().create_future()
+        self.running = Running(session(), session().key(3), wanted, claim, TARGET, 0, begun)
+        ending = await self.executor.execute(self.running)
+        return ending.state, ending.payload
+
+    @property
+    def attempts(self) -> list[str]:
+        return [headers["X-Request-Id"].rpartition("-")[2] for headers in self.forwarder.headers]
+
+
+async def test_a_result_is_encoded_and_counted() -> None:
+    bench = Bench()
+    state, payload = await bench.execute(spec(n=2))
+    result = proto.decode_sample_response(payload)
+    assert state is State.READY
+    assert [len(sequence.tokens) for sequence in result.sequences] == [16, 16]
+    assert bench.counters.tokens_sampled == 8
+    assert bench.counters.attempts == 1
+    assert bench.counters.reexecutions == 0
+
+
+async def test_an_attempt_tells_which_sample_and_which_session_it_is() -> None:
+    bench = Bench(BUSY)
+    await bench.execute()
+    request_id = ids.request_id(session(), 3)
+    assert [headers["X-Request-Id"] for headers in bench.forwarder.headers] == [f"{request_id}-a1", f"{request_id}-a2"]
+    assert {headers["X-Session-ID"] for headers in bench.forwarder.headers} == {session().sampling_session_id}
+
+
+async def test_scores_of_the_prompt_are_asked_apart_where_there_are_several_choices() -> None:
+    bench = Bench()
+    _, payload = await bench.execute(spec(n=2, prompt_logprobs=True))
+    assert [(asked["n"], asked["max_tokens"]) for asked in bench.forwarder.asked] == [(1, 1), (2, 4)]
+    names = [headers["X-Request-Id"] for headers in bench.forwarder.headers]
+    assert names[0].endswith("-scores-a1")
+    assert not names[1].endswith("-scores-a1")
+    result = proto.decode_sample_response(payload)
+    assert result.prompt is not None
+    assert len(result.sequences) == 2
+
+
+async def test_a_fault_of_the_second_request_repeats_the_attempt() -> None:
+    bench = Bench(None, RESET)
+    state, _ = await bench.execute(spec(n=2, prompt_logprobs=True))
+    assert state is State.READY
+    assert bench.attempts == ["a1", "a1", "a2", "a2"]
+    assert bench.counters.reexecutions == 1
+
+
+@pytest.mark.parametrize(
+    ("faults", "policy", "state", "attempts", "reexecutions"),
+    [
+        ([BUSY] * 9, {}, State.READY, 10, 0),
+        ([RESET], {}, State.READY, 2, 1),
+        ([RESET, RESET], {}, State.ORPHANED, 2, 1),
+        ([RESET, BUSY, RESET], {}, State.ORPHANED, 3, 1),
+        ([RESET, RESET], {"max_reexecutions": 2}, State.READY, 3, 2),
+        ([RESET], {"max_reexecutions": 0}, State.ORPHANED, 1, 0),
+        ([ABORTED] * 16, {}, State.READY, 17, 16),
+        ([ABORTED] * 17, {}, State.ORPHANED, 17, 16),
+        ([CUT], {}, State.FAILED, 1, 0),
+        ([CUT], {"retry_ambiguous": True}, State.READY, 2, 1),
+        ([Fault(FaultClass.REFUSED, "no")], {"retry_ambiguous": True}, State.FAILED, 1, 0),
+    ],
+)
+async def test_what_is_done_about_faults(
+    faults: list[Fault], policy: dict[str, Any], state: State, attempts: int, reexecutions: int
+) -> None:
+    """D9, D16, D17: what was never executed waits, what may have run runs again a bounded number of times."""
+    bench = Bench(*faults, **policy)
+    ended, _ = await bench.execute()
+    assert ended is state
+    assert bench.counters.attempts == len(bench.forwarder.asked) == attempts
+    assert bench.counters.reexecutions == reexecutions
+
+
+async def test_faults_are_counted_by_their_class() -> None:
+    bench = Bench(BUSY, RESET, ABORTED, CUT)
+    await bench.execute()
+    told = bench.counters.snapshot()
+    counts = {name: count for name, count in told.items() if name.startswith("faults_") and count}
+    expected = {"never_executed": 1, "interrupted": 1, "aborted": 1, "ambiguous": 1}
+    assert counts == {f"faults_{name}": count for name, count in expected.items()}
+
+
+async def test_what_no_upstream_takes_fails_when_the_wait_is_over() -> None:
+    """A15, D8: and not before."""
+    bench = Bench(*[BUSY] * 500, upstream_wait_s=60.0)
+    state, payload = await bench.execute()
+    assert state is State.FAILED
+    assert sum(bench.slept_s) == pytest.approx(60.0)
+    assert json.loads(payload) == {
+        "error": "no upstream took it for 60 s; upstream answered 503: busy",
+        "category": "server",
+    }
+
+
+async def test_polls_are_told_why_it_waits_and_only_while_it_does() -> None:
+    """D8: queue_state paused_capacity"""
+    bench = Bench(BUSY)
+    await bench.execute()
+    assert bench.paused == [BUSY.message]
+    assert bench.running.paused_reason is None
+
+
+async def test_a_cancelled_pause_leaves_no_reason_behind() -> None:
+    bench = Bench(BUSY)
+
+    async def cancelled(_: float) -> None:
+        raise asyncio.CancelledError
+
+    bench.executor._sleep = cancelled
+    with pytest.raises(asyncio.CancelledError):
+        await bench.execute()
+    assert bench.running.paused_reason is None
+
+
+async def test_another_upstream_is_asked_after_a_fault() -> None:
+    bench = Bench(BUSY, BUSY, urls=("http://a", "http://b"))
+    await bench.execute()
+    assert bench.forwarder.upstreams == ["http://a", "http://b", "http://a"]
+
+
+async def test_a_broken_upstream_rests_and_a_busy_one_does_not() -> None:
+    for fault, state in ((REFUSED, "resting"), (RESET, "resting"), (BUSY, "up"), (ABORTED, "up")):
+        bench = Bench(fault, urls=("http://a", "http://b"))
+        await bench.execute()
+        assert bench.pool.statuses()[0].state == state, fault
+
+
+async def test_a_success_ends_the_rest() -> None:
+    bench = Bench(REFUSED)
+    await bench.execute()
+    (status,) = bench.pool.statuses()
+    assert (status.state, status.failures) == ("up", 0)
+
+
+async def test_a_reply_that_is_no_result_is_a_fault_that_names_what_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D14"""
+    bench = Bench()
+
+    async def nothing(*_: object) -> bytes:
+        return b'{"choices": []}'
+
+    monkeypatch.setattr(bench.forwarder, "post", nothing)
+    state, payload = await bench.execute()
+    assert state is State.FAILED
+    assert "0 choices" in json.loads(payload)["error"]
