@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from shared import channel
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shared.config import Settings, WorkerConfig
+    from workers.dispatcher import Running
     from workers.supervision import Supervision
 
 log = logging.getLogger(__name__)
@@ -71,7 +73,15 @@ class Worker:
         forwarder = Forwarder(self._http, self._clock)
         catalogue = Catalogue(settings.models, settings.lora_name_template)
         self._pool = UpstreamPool(settings.upstreams, forwarder, catalogue, self._clock)
-        executor = Executor(self._pool, forwarder, self._counters, self._clock, retry_policy(settings), random.random)
+        executor = Executor(
+            self._pool,
+            forwarder,
+            self._counters,
+            self._clock,
+            retry_policy(settings),
+            random.random,
+            mark_paused=self._mark_paused,
+        )
         settlements = Settlements()
         self._dispatcher = Dispatcher(
             self._store,
@@ -108,6 +118,11 @@ class Worker:
             tls_key=settings.tls_key,
         )
         self._tasks: list[asyncio.Task[None]] = []
+
+    async def _mark_paused(self, running: Running, paused: bool) -> None:
+        """A store that is away has no word of it: the poll elsewhere then just says "still running"."""
+        with suppress(StoreError):
+            await self._store.mark_paused(running.key, running.claim, paused=paused)
 
     # -- what the store tells -----------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
     offset  bytes  field
     0       1      state, the value of `lifecycle.State`
-    1       1      clock: "-" undelivered, "r" a reply was handed over, "a" acknowledged
+    1       1      settled: the clock, "-" undelivered, "r" a reply was handed over, "a" acknowledged;
+                   PENDING: "-", or "p" while no upstream takes the sample
     2       2      attempt that owns the sample, big-endian
     4       4      n, the number of sequences promised, big-endian
     8       16     digest of the request
@@ -29,6 +30,8 @@ DIGEST_BYTES: Final = 16
 UNDELIVERED: Final = b"-"
 HANDED_OVER: Final = b"r"
 ACKNOWLEDGED: Final = b"a"
+PAUSED: Final = b"p"
+_STARTED: Final = (HANDED_OVER, ACKNOWLEDGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Header:
     state: State
     claim: Claim
     handed_over: bool = False
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,8 @@ def unpack_header(data: bytes | memoryview) -> Header:
     """
     try:
         state, clock, attempt, n, digest, owner = _HEADER.unpack_from(data)
-        return Header(State(state.decode()), Claim(owner.decode(), attempt, n, digest), clock != UNDELIVERED)
+        claim = Claim(owner.decode(), attempt, n, digest)
+        return Header(State(state.decode()), claim, clock in _STARTED, clock == PAUSED)
     except (struct.error, ValueError) as error:
         raise BadRecord(f"not a sample record: {bytes(data[:HEADER_BYTES])!r}") from error
 

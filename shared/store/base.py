@@ -162,6 +162,10 @@ class Store(Protocol):
         """
         ...
 
+    async def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
+        """Say on a PENDING record of this claim whether an upstream takes it; on any other record, nothing."""
+        ...
+
     async def read(self, key: SampleKey) -> Record | None:
         """Header and payload; None when there is nothing (GONE)."""
         ...

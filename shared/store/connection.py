@@ -38,6 +38,7 @@ class Connection(asyncio.Protocol):
         self._on_push = on_push
         # Which server process this is, as it told at the login.
         self.run_id = b""
+        self.heard_s = self._loop.time()
         self.lost: asyncio.Future[str] = self._loop.create_future()
 
     def __repr__(self) -> str:
@@ -84,6 +85,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        self.heard_s = self._loop.time()
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _NO_REPLY:

@@ -57,7 +57,9 @@ class CommandLine:
     def post(self, *arguments: Argument) -> None:
         """Send without waiting, best effort; nothing when there is no connection."""
         connection = self._link.connection
-        if connection is not None and connection.queued_bytes < self._max_queued_bytes:
+        if connection is None or connection.lost.done():
+            return
+        if connection.queued_bytes < self._max_queued_bytes:
             self.commands += 1
             connection.ask(*arguments)
 
@@ -123,10 +125,10 @@ class Subscriptions:
 
     def unsubscribe(self, channel: str) -> None:
         self._wanted.discard(channel)
-        self._awaited_after_loss.discard(channel)
         self._confirmed.pop(channel, None)
         if self._connection is not None:
             self._connection.tell("UNSUBSCRIBE", channel)
+        self._no_longer_awaited(channel)
 
     def _confirm(self, channel: str) -> None:
         confirmed = self._confirmed.get(channel)
@@ -134,6 +136,10 @@ class Subscriptions:
             confirmed = self._confirmed[channel] = asyncio.get_running_loop().create_future()
         if confirmed is not None and not confirmed.done():
             confirmed.set_result(None)
+        self._no_longer_awaited(channel)
+
+    def _no_longer_awaited(self, channel: str) -> None:
+        """It is heard again, or nobody wants it any more; the gap is over with the last one."""
         if channel in self._awaited_after_loss:
             self._awaited_after_loss.discard(channel)
             if not self._awaited_after_loss:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
 
-from shared.store.base import StoreError, StoreRefused, StoreUnavailable
+from shared.core.errors import GatewayError
+from shared.store.base import StoreRefused, StoreUnavailable
 from shared.store.connection import Connection
 from shared.store.replies import error_of
 
@@ -94,12 +95,24 @@ class Link:
     async def _watch(self, connection: Connection) -> str:
         """Until it is lost, by itself or because its oldest command is overdue; why."""
         loop = asyncio.get_running_loop()
+        checked_s = loop.time()
         while not connection.lost.done():
             await asyncio.wait([connection.lost], timeout=_CHECK_EVERY_S)
-            oldest_s = connection.oldest_pending_s()
-            if oldest_s is not None and loop.time() - oldest_s > self._deadline_s:
+            now_s = loop.time()
+            # A loop that was held up itself has not yet looked at the answers that came meanwhile.
+            on_time = now_s - checked_s < 2 * _CHECK_EVERY_S
+            if on_time and self._is_overdue(connection, now_s):
                 connection.cut(f"the server did not answer for {self._deadline_s:g} s")
+            checked_s = now_s
         return connection.lost.result()
+
+    def _is_overdue(self, connection: Connection, now_s: float) -> bool:
+        oldest_s = connection.oldest_pending_s()
+        if oldest_s is None and self._on_push is not None:
+            # Nothing is ever pending on a line of subscriptions: a dead one looks like a quiet one, so ask.
+            connection.tell("PING")
+            oldest_s = connection.heard_s
+        return oldest_s is not None and now_s - oldest_s > self._deadline_s
 
     async def _reconnect(self) -> Connection:
         pause_s = _FIRST_PAUSE_S
@@ -107,7 +120,8 @@ class Link:
             await asyncio.sleep(pause_s * (0.5 + 0.5 * self._rng_unit()))
             try:
                 return await self._connect()
-            except StoreError as error:
+            except GatewayError as error:
+                # Not the store's own errors alone: a TLS file may be missing while it is replaced.
                 log.debug("store does not take a connection", extra={"error": str(error)})
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
@@ -152,6 +166,8 @@ class Link:
             await self._step(connection, "SELECT", str(address.db))
         # Asks for something in any case: a server without room says so only now.
         await self._step(connection, "CLIENT", "SETNAME", self._name)
+        # Refused while the server loads its data: until then it is not there, and no lease may be held against anyone.
+        await self._step(connection, "PING")
         told = _RUN_ID.search(await self._step(connection, "INFO", "server"))
         connection.run_id = told[1] if told is not None else b""
 

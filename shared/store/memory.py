@@ -150,6 +150,12 @@ class MemoryStore:
         self._append(key, entry, ttl_s, now_ms)
         return Settled.WRITTEN
 
+    async def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
+        await self._enter()
+        stored = self._stored(key)
+        if stored is not None and stored.header.state is State.PENDING and stored.header.claim == claim:
+            stored.header = replace(stored.header, paused=paused)
+
     async def read(self, key: SampleKey) -> Record | None:
         await self._enter()
         stored = self._stored(key)

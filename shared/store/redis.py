@@ -18,6 +18,8 @@ from shared.core.record import (
     ACKNOWLEDGED,
     HANDED_OVER,
     HEADER_BYTES,
+    PAUSED,
+    UNDELIVERED,
     BadRecord,
     pack,
     pack_header,
@@ -172,6 +174,11 @@ class RedisStore:
             now_ms - ttl_ms,
         )
         return _SETTLED[code]
+
+    async def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
+        attempt = claim.attempt.to_bytes(2, "big")
+        mark = PAUSED if paused else UNDELIVERED
+        await self._line.run(scripts.MARK_PAUSED, [self._keys.sample(key)], claim.owner, attempt, mark)
 
     async def read(self, key: SampleKey) -> Record | None:
         name = self._keys.sample(key)

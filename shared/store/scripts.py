@@ -2,7 +2,7 @@
 
 Rules of the house: a seq_id or a clone number is never a Lua number (doubles round above 2**53), only text; the byte
 offsets are those of `shared/core/record.py`, one-based; work per call is bounded. Scripts that free memory, or tell of
-what is lost, run when the server is full, too (`allow-oom`).
+what is lost or given up, run when the server is full, too (`allow-oom`).
 """
 
 from __future__ import annotations
@@ -60,6 +60,18 @@ end
 redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
 redis.call('SREM', KEYS[2], ARGV[1])
 append(KEYS[3], ARGV[6], ARGV[7], ARGV[5], ARGV[8], ARGV[9])
+return 0
+"""
+)
+
+# KEYS record; ARGV owner, attempt (2 bytes), mark.
+MARK_PAUSED: Final = Script(
+    _EVEN_WHEN_FULL
+    + """
+local found = redis.call('GETRANGE', KEYS[1], 0, 39)
+if string.sub(found, 1, 1) == 'P' and string.sub(found, 25, 40) == ARGV[1] and string.sub(found, 3, 4) == ARGV[2] then
+  redis.call('SETRANGE', KEYS[1], 1, ARGV[3])
+end
 return 0
 """
 )
@@ -123,7 +135,7 @@ for _, member in ipairs(redis.call('SRANDMEMBER', KEYS[1], ARGV[7])) do
   local key = ARGV[1] .. ':s:' .. member
   local head = redis.call('GETRANGE', key, 0, 39)
   if string.sub(head, 1, 1) == 'P' and string.sub(head, 25, 40) == ARGV[2] then
-    redis.call('SET', key, 'O' .. string.sub(head, 2), 'PX', ARGV[3])
+    redis.call('SET', key, 'O-' .. string.sub(head, 3), 'PX', ARGV[3])
     local session, seq = string.match(member, '^(.*):(%d+)$')
     local clone = #seq > 9 and string.sub(seq, 1, -10) or '0'
     append(ARGV[1] .. ':l:' .. session .. ':' .. clone, 'X ' .. seq .. ' 0', ARGV[6], ARGV[3], ARGV[4], ARGV[5])
@@ -190,9 +202,12 @@ return first
 )
 
 # KEYS inbox; ARGV channel, message, ttl_ms.
-SEND_CONTROL: Final = Script("""
+SEND_CONTROL: Final = Script(
+    _EVEN_WHEN_FULL
+    + """
 redis.call('RPUSH', KEYS[1], ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('PUBLISH', ARGV[1], ARGV[2])
 return 0
-""")
+"""
+)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _METADATA_ABOVE_BYTES: Final = 64 * 1024
 # Completions in one reply to a session poll: 130 bytes each.
 _PAGE: Final = 5_000
+_NO_UPSTREAM: Final = "no upstream takes the sample at the moment; it is tried again"
+_STORE_AWAY: Final = "the result store does not answer at the moment"
 # How long a held poll waits before it asks a store again that did not answer.
 _STORE_RETRY_S: Final = 1.0
 
@@ -46,7 +48,7 @@ async def retrieve_future(deps: Deps, request: Request) -> Reply:
     deps.sessions.note(session.session_id)
     outcome = await _await_record(deps, request, key)
     if isinstance(outcome, Wake):
-        return _try_again(deps, call.request_id, key, outcome)
+        return await _try_again(deps, call.request_id, key, outcome)
     return _reply_for(deps, request, call, key, outcome)
 
 
@@ -108,13 +110,25 @@ async def _look(deps: Deps, key: SampleKey, waiter: Waiter) -> Record | Wake | N
     return Wake.LOOK if record is not None and record.header.state is State.PENDING else record
 
 
-def _try_again(deps: Deps, request_id: str, key: SampleKey, why: Wake) -> Reply:
+async def _try_again(deps: Deps, request_id: str, key: SampleKey, why: Wake) -> Reply:
     if why is Wake.LOST:
         deps.counters.polls_abandoned += 1
-    running = deps.dispatcher.running(key)
-    reason = running.paused_reason if running is not None else None
+        return responses.answer(Answer.TRY_AGAIN, tinker.try_again(request_id, "active", None))
+    reason = await _paused_reason(deps, key)
     state = "active" if reason is None else "paused_capacity"
     return responses.answer(Answer.TRY_AGAIN, tinker.try_again(request_id, state, reason))
+
+
+async def _paused_reason(deps: Deps, key: SampleKey) -> str | None:
+    """Why the sample waits, if no upstream takes it; the worker that runs it knows best, others have its mark."""
+    running = deps.dispatcher.running(key)
+    if running is not None:
+        return running.paused_reason
+    try:
+        header = await deps.store.read_header(key)
+    except StoreError:
+        return _STORE_AWAY
+    return _NO_UPSTREAM if header is not None and header.paused else None
 
 
 def _reply_for(
