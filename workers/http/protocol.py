@@ -4,8 +4,8 @@ uvicorn parses, builds scopes and runs the application. What is ours:
 
 - **Limits while parsing.** httptools keeps a header to itself until the next one begins, so besides counting what it
   hands over we bound what it swallows without handing anything over.
-- **Framing.** httptools refuses most of what smuggles (Content-Length with Transfer-Encoding, repeated lengths, bare LF,
-  folded lines). It lets pass: codings before `chunked`, a coding that it refuses only after the application was
+- **Framing.** httptools refuses most of what smuggles (Content-Length with Transfer-Encoding, repeated lengths, bare
+  LF, folded lines). It lets pass: codings before `chunked`, a coding that it refuses only after the application was
   started, trailers (which uvicorn appends to the headers of the running request), HTTP/0.9 and 2.0, and the body of a
   request that asks for an upgrade, which it then reads as the next request.
 - **Deadlines.** See deadlines.py. They replace uvicorn's keep-alive timer, which outlives a connection that was reset.
@@ -230,7 +230,6 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         if self.transport.is_closing():
-            self._unread_bytes = self.transport.get_write_buffer_size() + 1
             self.edge.watch(self.edge.lingering, self, self.loop)
             return
         self.flow.resume_reading()
@@ -281,12 +280,14 @@ class GatewayProtocol(HttpToolsProtocol):
         self.transport.write(reply)
         if self.transport.can_write_eof():
             self.transport.write_eof()
-            self.edge.watch(self.edge.lingering, self, self.loop)
         else:
             # TLS has no half-close.
             self.transport.close()
+        self.edge.watch(self.edge.lingering, self, self.loop)
 
     def _cut(self) -> None:
+        """Ends the connection without its last bytes. What is unread was not delivered: abort alone does not say."""
+        self.connection.lose(broken=True)
         self.transport.abort()
 
     # -- flow control: readers that do not read
@@ -308,35 +309,39 @@ class GatewayProtocol(HttpToolsProtocol):
     def idle_overdue(self) -> None:
         if self.transport.get_write_buffer_size():
             # Its last reply is still unread after the whole keep-alive time.
-            self.transport.abort()
+            self._cut()
         else:
             self.transport.close()
 
     def arrival_overdue(self, now_s: float) -> None:
-        limits = self.edge.limits
-        allowed_s = limits.body_grace_s + self._body_bytes / limits.least_bytes_per_s
-        if self._phase is Phase.BODY and now_s - self._arriving_since_s < allowed_s:
-            self.edge.watch(self.edge.arriving, self, self.loop)
-        else:
+        if self.flow.read_paused:
+            # We stopped reading (an earlier request is still being answered): this time is not the client's.
+            self._arriving_since_s = now_s
+        elif self._phase is Phase.HEAD or now_s - self._arriving_since_s >= self._body_allowed_s():
             self._refuse(Refusal(HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive whole in time."))
+            return
+        self.edge.watch(self.edge.arriving, self, self.loop)
+
+    def _body_allowed_s(self) -> float:
+        limits = self.edge.limits
+        return limits.body_grace_s + self._body_bytes / limits.least_bytes_per_s
 
     def reader_overdue(self, now_s: float) -> None:
         limits = self.edge.limits
         taken_bytes = self._unread_bytes - self.transport.get_write_buffer_size()
         if taken_bytes < limits.least_bytes_per_s * limits.unread_s:
-            self.connection.lose(broken=True)
-            self.transport.abort()
+            self._cut()
         else:
             self._watch_reader()
 
     def linger_overdue(self) -> None:
-        left_bytes = self.transport.get_write_buffer_size()
-        if left_bytes and left_bytes < self._unread_bytes:
-            # The last reply of a closing connection is large, and being read.
-            self._unread_bytes = left_bytes
-            self.edge.watch(self.edge.lingering, self, self.loop)
-        else:
-            self.transport.abort()
+        if not self.transport.get_write_buffer_size():
+            self._cut()
+            return
+        # A last reply that is not read yet has the time that any other has.
+        if self not in self.edge.unread:
+            self._watch_reader()
+        self.edge.watch(self.edge.lingering, self, self.loop)
 
 
 def protocol_class(edge: Edge) -> type[GatewayProtocol]:

@@ -1,0 +1,183 @@
+"""A small application behind the real edge on port 0, and clients that are plain sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shared.core.errors import BodyIncomplete
+from workers.http.body import read_body
+from workers.http.delivery import deliver, send_response
+from workers.http.edge import Edge
+from workers.http.limits import HttpLimits
+from workers.http.server import PublicServer
+from workers.http.watch import connection
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+DEADLINE_S = 10.0
+MIB = 1024 * 1024
+
+
+async def until(condition: Callable[[], Any], what: str) -> None:
+    """Waits until `condition()` is true, letting the loop turn."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + DEADLINE_S
+    while not condition():
+        assert loop.time() < end_s, f"never happened: {what}"
+        await asyncio.sleep(0.002)
+
+
+class Application:
+    """Answers by path: `/echo`, `/big` (8 MiB, delivered), `/small` (delivered), `/hold` (until released), `/early`."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.scopes: list[Scope] = []
+        self.incomplete = 0
+        self.delivered: list[bool] = []
+        self.release = asyncio.Event()
+        self.lost = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scopes.append(scope)
+        if scope["path"] == "/early":
+            await send_response(send, 413, [], b"too large")
+            return
+        try:
+            body = await read_body(scope, receive, 64 * MIB)
+        except BodyIncomplete:
+            self.incomplete += 1
+            return
+        self.bodies.append(body)
+        await self._answer(scope, send, body)
+
+    async def _answer(self, scope: Scope, send: Send, body: bytes) -> None:
+        if scope["path"] == "/hold":
+            connection(scope).add_lost_callback(self._count_lost)
+            await self.release.wait()
+        if scope["path"] in ("/big", "/small", "/hold"):
+            reply = bytes(8 * MIB) if scope["path"] == "/big" else b"held"
+            self.delivered.append(await deliver(scope, send, 200, [], reply))
+        else:
+            await send_response(send, 200, [], body)
+
+    def _count_lost(self) -> None:
+        self.lost += 1
+
+
+@dataclass
+class Served:
+    edge: Edge
+    server: PublicServer
+    port: int
+    app: Application
+
+    def sweep_after(self, seconds: float) -> None:
+        """What the sweep would do `seconds` from now."""
+        self.edge.sweep(asyncio.get_running_loop().time() + seconds)
+
+    async def connect(self) -> Client:
+        sock = socket.socket()
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
+        return Client(sock)
+
+    async def exchange(self, data: bytes) -> bytes:
+        """Everything that the server says to `data`, until it closes."""
+        client = await self.connect()
+        try:
+            await client.send(data)
+            return await client.read_to_end()
+        finally:
+            client.close()
+
+
+class Client:
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, data: bytes) -> bool:
+        """Whether the server took it all."""
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await self._loop.sock_sendall(self.sock, data)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    async def read(self, size_bytes: int = 65536) -> bytes:
+        """Some bytes; none when the server has closed or reset the connection."""
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return await self._loop.sock_recv(self.sock, size_bytes)
+        except ConnectionResetError:
+            return b""
+
+    async def read_until(self, ending: bytes) -> bytes:
+        data = b""
+        while not data.endswith(ending):
+            piece = await self.read()
+            assert piece, f"closed after {data[-200:]!r}"
+            data += piece
+        return data
+
+    async def read_to_end(self) -> bytes:
+        data = b""
+        while piece := await self.read():
+            data += piece
+        return data
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def reset(self) -> None:
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
+
+@asynccontextmanager
+async def serving(limits: HttpLimits | None = None, app: ASGIApp | None = None) -> AsyncIterator[Served]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    edge, application = Edge(limits or HttpLimits()), Application()
+    server = PublicServer(app or application, listener, edge, backlog=1024)
+    await server.start()
+    try:
+        yield Served(edge, server, listener.getsockname()[1], application)
+    finally:
+        application.release.set()
+        server.stop_accepting()
+        await until(lambda: edge.sweep(float("inf")) or not edge.open, "all connections closed")
+        listener.close()
+
+
+def request(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: h", *headers]
+    if body:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def status_of(reply: bytes) -> int:
+    return int(reply.split(b" ", 2)[1])
+
+
+def refusal_in(reply: bytes) -> tuple[int, str]:
+    """Status and detail of a refusal that is well formed, closes, and is the last thing said."""
+    head, _, body = reply.partition(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    assert b"connection: close" in lines and b"content-type: application/json" in lines, reply
+    assert b"content-length: %d" % len(body) in lines, reply
+    detail = json.loads(body)["detail"]
+    assert isinstance(detail, str) and detail
+    return status_of(reply), detail
