@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -95,7 +96,7 @@ class EmbeddedRedis:
                 stderr=subprocess.STDOUT,
                 # The terminal's Ctrl-C is the supervisor's to act on: results are handed over first.
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=partial(_die_with, os.getpid()),
             )
 
     def _arguments(self) -> Iterator[str]:
@@ -178,8 +179,12 @@ def _carried_by_package() -> str | None:
         return None
 
 
-def _die_with_parent() -> None:
-    """In the child, before exec. The parent is the thread that forks: the supervisor's main thread."""
+def _die_with(parent_pid: int) -> None:
+    """In the child, before exec. The parent is the thread that forks: the supervisor's main thread.
+
+    A parent that died before the call is told by its pid, not by a new parent of pid 1: that is the supervisor itself
+    where it is a container's first process.
+    """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
+    if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -38,7 +38,7 @@ class Connection(asyncio.Protocol):
         self._on_push = on_push
         # Which server process this is, as it told at the login.
         self.run_id = b""
-        self.heard_s = self._loop.time()
+        self._probed_s: float | None = None
         self.lost: asyncio.Future[str] = self._loop.create_future()
 
     def __repr__(self) -> str:
@@ -73,6 +73,13 @@ class Connection(asyncio.Protocol):
         self._out += parts
         self._out_bytes += sum(map(len, parts))
 
+    def probe(self) -> float:
+        """Ask for a sign of life, where nothing is ever pending; the loop's time since when none has come."""
+        if self._probed_s is None:
+            self._probed_s = self._loop.time()
+            self.tell("PING")
+        return self._probed_s
+
     def cut(self, why: str) -> None:
         """Drop the connection now, with all that is pending."""
         if self._transport is not None:
@@ -85,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self.heard_s = self._loop.time()
+        self._probed_s = None
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _NO_REPLY:

@@ -79,6 +79,10 @@ class Link:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+        if self.connection is not None:
+            # The task was cancelled before its first step.
+            self.connection.cut("the store was closed")
+            self._down()
 
     async def _keep(self, connection: Connection) -> None:
         try:
@@ -109,9 +113,8 @@ class Link:
     def _is_overdue(self, connection: Connection, now_s: float) -> bool:
         oldest_s = connection.oldest_pending_s()
         if oldest_s is None and self._on_push is not None:
-            # Nothing is ever pending on a line of subscriptions: a dead one looks like a quiet one, so ask.
-            connection.tell("PING")
-            oldest_s = connection.heard_s
+            # Nothing is ever pending on a line of subscriptions: a dead one looks like a quiet one.
+            oldest_s = connection.probe()
         return oldest_s is not None and now_s - oldest_s > self._deadline_s
 
     async def _reconnect(self) -> Connection:

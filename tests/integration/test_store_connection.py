@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import sys
 from random import Random
 from typing import TYPE_CHECKING
 
+import hiredis
 import pytest
 
+from shared.clock import SystemClock
+from shared.core.errors import ConfigError
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim
 from shared.store.base import Settled, StoreFull, StoreRefused, StoreUnavailable
+from shared.store.link import Link
 from shared.store.redis import RedisStore
+from shared.store.url import RedisAddress, parse_url
 from tests.contract.conftest import Heard
 from tests.cut_proxy import CutProxy
 from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 OWNER = "owner-0000000000"
 CLAIM = Claim(OWNER, 1, 1, bytes(16))
@@ -57,6 +63,49 @@ async def store(proxy: CutProxy, heard: Heard) -> AsyncIterator[RedisStore]:
     await made.open(heard, OWNER)
     yield made
     await made.close()
+
+
+class FakeServer:
+    """Answers each command with a fixed reply, for what a real server says too rarely."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.serving = 0
+        self.replies = {"CLIENT": b"+OK\r\n", "INFO": b"$10\r\nrun_id:abc\r\n", "PING": b"+PONG\r\n"}
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.serving += 1
+        try:
+            await self._answer(reader, writer)
+            await writer.wait_closed()
+        except ConnectionError:
+            pass
+        finally:
+            self.serving -= 1
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        commands = hiredis.Reader()
+        while data := await reader.read(65536):
+            commands.feed(data)
+            while words := commands.gets():
+                writer.write(self.replies[words[0].decode()])
+        writer.close()
+
+
+@pytest.fixture
+async def fake_server() -> AsyncIterator[FakeServer]:
+    fake = FakeServer()
+    async with await asyncio.start_server(fake.serve, "127.0.0.1", 0) as listening:
+        fake.url = f"redis://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        yield fake
+        await until(lambda: fake.serving == 0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline_s = asyncio.get_running_loop().time() + 10
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline_s
+        await asyncio.sleep(0)
 
 
 async def back(store: RedisStore) -> None:
@@ -242,6 +291,8 @@ async def test_a_full_server_refuses_new_samples_and_still_starts_clocks(heard: 
             await store.begin(SampleKey("session", number), Claim("other-0000000000", 1, 1, bytes(16)))
     assert await store.mark_retrieved([KEY], ttl_s=300) == 1
     assert await store.renew_lease(OWNER, ttl_s=30) is False
+    await store.send_control(OWNER, b"cancel")
+    assert await store.take_inbox(OWNER) == [b"cancel"]
     assert await store.reap(OWNER, ttl_s=TTL_S, now_ms=0) == [pending]
     await store.close()
     server.stop()
@@ -297,3 +348,76 @@ async def test_nobody_there_is_one_clear_sentence() -> None:
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         await store.open(Heard(), OWNER)
     await store.close()
+
+
+async def test_a_silent_line_of_subscriptions_is_noticed(proxy: CutProxy, heard: Heard) -> None:
+    """C4: nothing is pending on it, so a dead one looks like a quiet one; who watches is not left hanging."""
+    store = make_store(proxy.url, deadline_s=0.05)
+    await store.open(heard, OWNER)
+    proxy.stall()
+    with pytest.raises(StoreUnavailable, match="did not answer"):
+        await store.watch("session")
+    proxy.flow()
+    await heard.until(lambda heard: heard.gaps == 1)
+    await store.close()
+
+
+async def test_a_quiet_line_of_subscriptions_is_left_alone(proxy: CutProxy, heard: Heard) -> None:
+    """Whatever the deadline, a server that answers when it is asked is there."""
+    store = make_store(proxy.url, deadline_s=0.001)
+    await store.open(heard, OWNER)
+    connection = store._push_link.connection
+    assert connection is not None
+    for _ in range(3):
+        connection.probe()
+        await until(lambda: connection._probed_s is None)
+    assert store._push_link.connection is connection
+    assert heard.gaps == 0
+    await store.close()
+
+
+async def test_an_announcement_into_a_lost_line_is_dropped_quietly(store: RedisStore) -> None:
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    connection = store._link.connection
+    assert connection is not None
+    connection.cut("by the test")
+    sent_before = store.commands
+    store.announce("session", 1)
+    await back(store)
+    gc.collect()
+    assert complaints == []
+    assert store.commands > sent_before
+
+
+async def test_a_link_outlives_a_tls_file_that_is_being_replaced(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    def unreadable(_: RedisAddress) -> None:
+        asked.set()
+        raise ConfigError("a TLS file cannot be used")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RedisAddress, "ssl_context", unreadable)
+        connection = store._link.connection
+        assert connection is not None
+        connection.cut("by the test")
+        await asked.wait()
+        with pytest.raises(StoreUnavailable):
+            await store.ping()
+    await back(store)
+
+
+async def test_a_server_that_loads_its_data_is_not_there_yet(fake_server: FakeServer) -> None:
+    """Otherwise the time of its loading would count against leases that nobody can renew."""
+    link = Link(parse_url(fake_server.url), "test", clock=SystemClock(), rng_unit=lambda: 0.0)
+    fake_server.replies["PING"] = b"-LOADING Redis is loading the dataset in memory\r\n"
+    with pytest.raises(StoreUnavailable, match="LOADING"):
+        await link.open()
+    assert link.connected_since_s is None
+    fake_server.replies["PING"] = b"+PONG\r\n"
+    await link.open()
+    assert link.connected_since_s is not None
+    await link.close()
