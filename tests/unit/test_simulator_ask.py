@@ -1,0 +1,139 @@
+"""Requests as the simulator reads them: refused where, and in the words in which, a real vLLM refused them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.simulator.ask import Ask, Refused, Served, parse, read_ask
+from tests.vllm_recordings import recording
+
+# As the recorded server was started.
+SERVED = Served(("tiny",), ("a2",), 4096)
+REQUEST: dict[str, Any] = {"model": "tiny", "prompt": [10, 11, 12]}
+
+
+def ask_for(**changes: Any) -> Ask:
+    return read_ask({**REQUEST, **changes}, SERVED)
+
+
+def refusal(**changes: Any) -> dict[str, Any]:
+    with pytest.raises(Refused) as caught:
+        ask_for(**changes)
+    error: dict[str, Any] = caught.value.body["error"]
+    assert error["code"] == caught.value.status
+    return error
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "21_temp0_n4",
+        "24_gen_unknown_adapter",
+        "30_logprobs_21",
+        "30_max_tokens_over_len",
+        "30_n0",
+        "30_prompt_empty_list",
+        "30_prompt_eq_maxlen",
+        "30_prompt_too_long",
+        "30_temp_big",
+        "30_tok_oov",
+        "30_top_p0",
+        "30_unknown_model",
+    ],
+)
+def test_the_words_of_a_real_refusal(name: str) -> None:
+    """D11, D12"""
+    recorded = recording(name)
+    with pytest.raises(Refused) as caught:
+        read_ask(recorded.asked, SERVED)
+    assert caught.value.status == recorded.status
+    assert caught.value.body == json.loads(recorded.body)
+
+
+@pytest.mark.parametrize("name", ["22_stop_17", "30_tok_neg"])
+def test_the_kind_of_a_real_refusal(name: str) -> None:
+    """vLLM lists every alternative that did not fit; the simulator names the first."""
+    error = json.loads(recording(name).body)["error"]
+    with pytest.raises(Refused) as caught:
+        read_ask(recording(name).asked, SERVED)
+    told = caught.value.body["error"]
+    assert [told[key] for key in ("type", "param", "code")] == [error[key] for key in ("type", "param", "code")]
+
+
+def test_malformed_json_in_the_words_of_a_real_refusal() -> None:
+    with pytest.raises(Refused) as caught:
+        parse(b'{"model":"tiny","prompt":[1,2')
+    assert caught.value.body == json.loads(recording("30_malformed").body)
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    with pytest.raises(Refused):
+        parse(b'{"model":"\xff"}')
+
+
+@pytest.mark.parametrize(
+    ("asked", "max_tokens"),
+    [({}, 16), ({"max_tokens": None}, 16), ({"max_tokens": 5}, 5), ({"max_tokens": 4096}, 4093)],
+)
+def test_max_tokens_is_16_when_missing_and_clamped_to_the_context(asked: dict[str, Any], max_tokens: int) -> None:
+    """D11"""
+    assert ask_for(**asked).max_tokens == max_tokens
+
+
+def test_the_longest_prompt_leaves_one_token() -> None:
+    """D11"""
+    assert ask_for(prompt=[1] * 4095, max_tokens=200).max_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "logprobs"), [(None, None), (False, None), (True, 1), (0, 0), (1, 1), (20, 20)], ids=repr
+)
+def test_logprobs_may_be_a_number_or_a_truth(value: Any, logprobs: int | None) -> None:
+    assert ask_for(logprobs=value).logprobs == logprobs
+    assert ask_for(prompt_logprobs=value).prompt_logprobs == logprobs
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"prompt": "text"}, "body.prompt"),
+        ({"prompt": [1.5]}, "body.prompt"),
+        ({"prompt": [True]}, "body.prompt"),
+        ({"prompt": [[1], [2]]}, "body.prompt"),
+        ({"prompt": None}, "body.prompt"),
+        ({"n": "2"}, "body.n"),
+        ({"n": 20_000}, None),
+        ({"seed": 1.5}, "body.seed"),
+        ({"seed": "7"}, "body.seed"),
+        ({"temperature": "hot"}, "body.temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"stop": [1]}, "body.stop"),
+        ({"stop_token_ids": 5}, "body.stop_token_ids"),
+    ],
+    ids=repr,
+)
+def test_wrong_types_and_values_are_refused_by_name(changes: dict[str, Any], param: str | None) -> None:
+    assert refusal(**changes)["param"] == param
+
+
+def test_a_body_that_is_no_object_is_refused() -> None:
+    with pytest.raises(Refused):
+        read_ask([1], SERVED)
+
+
+def test_an_adapter_is_served_like_a_model() -> None:
+    assert ask_for(model="a2").model == "a2"
+
+
+def test_a_whole_request() -> None:
+    ask = ask_for(n=2, seed=7, temperature=0.5, stop="x", stop_token_ids=[3], ignore_eos=True, return_token_ids=True)
+    assert (ask.n, ask.seed, ask.temperature) == (2, 7, 0.5)
+    assert (ask.stop, ask.stop_token_ids) == (("x",), frozenset({3}))
+    assert ask.ignore_eos and ask.return_token_ids and not ask.tokens_as_ids
+    assert ask.prompt.tolist() == [10, 11, 12]
