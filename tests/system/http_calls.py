@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any, Final
@@ -57,6 +58,10 @@ class Connection:
 
     def get(self, path: str) -> Reply:
         return self.call("GET", path)
+
+    def hold_back(self) -> None:
+        """From now on the kernel keeps what is sent until the connection is closed: both arrive together."""
+        self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
 
     def close(self) -> None:
         """What a client does that gives up: nobody reads what was asked for."""

@@ -113,10 +113,30 @@ def test_an_abandoned_poll_delivers_nothing(
         leaver.close()
         if noticed:
             stack.gateway.counter_reaches("polls_abandoned", seen["polls_abandoned"] + 1)
-    # One that is delivered after it tells when the retrieved TTL is over.
-    control_id = submit(first, client.body(2, PROMPT))["request_id"]
-    eventually(lambda: poll(first, control_id).status == 410, "the delivered result to expire")
+    retrieved_ttl_passes(client, first, second)
     result_of(second, request_id, client, body)
+
+
+def test_a_poll_that_is_given_up_as_it_arrives_delivers_nothing(
+    stack: Stack, client: Client, first: Connection, second: Connection
+) -> None:
+    """A2: the result is there at once, the client is not any more."""
+    body = client.body(1, PROMPT)
+    completed = stack.gateway.counter("completed")
+    request_id = submit(first, body)["request_id"]
+    stack.gateway.counter_reaches("completed", completed + 1)
+    leaver = connect_to(stack.gateway, 0, ALICE)
+    leaver.hold_back()
+    send_poll(leaver, request_id)
+    leaver.close()
+    retrieved_ttl_passes(client, first, second)
+    result_of(second, request_id, client, body)
+
+
+def retrieved_ttl_passes(client: Client, first: Connection, second: Connection) -> None:
+    """Until a result that is delivered now is gone."""
+    control_id = submit(first, client.body(2, PROMPT))["request_id"]
+    eventually(lambda: poll(second, control_id).status == 410, "the delivered result to expire")
 
 
 def test_a_submission_whose_reply_was_lost_is_the_same_sample_elsewhere(

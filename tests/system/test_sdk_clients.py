@@ -28,8 +28,10 @@ FAULT_TEXT: Final = "the model fell over"
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    # Short polls, so that whatever takes its time goes through many of them.
-    with running_stack(tmp_path_factory.mktemp("sdk-clients"), "--poll-timeout", "1") as stack:
+    # Short polls, so that whatever takes its time goes through many of them. A long lease, so that it is the supervisor
+    # who ends a dead worker's samples.
+    flags = ["--poll-timeout", "1", "--lease", "300"]
+    with running_stack(tmp_path_factory.mktemp("sdk-clients"), *flags) as stack:
         yield stack
 
 
