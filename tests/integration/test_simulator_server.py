@@ -1,0 +1,456 @@
+"""The simulated vLLM over real sockets, on the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gateway.simulator.config import SimulatorConfig
+from gateway.simulator.simulator import Simulator
+from gateway.simulator.tokens import find_seed, sampled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+ASKED = {"model": "sim/tiny", "prompt": [10, 11, 12], "max_tokens": 4, "logprobs": 0, "return_token_ids": True}
+# Long enough for anything that should happen on a busy machine.
+PATIENCE_S = 20.0
+
+
+class Client:
+    """One connection, and nothing that an HTTP library would do on its own."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, method: str, path: str, body: bytes = b"", request_id: str = "") -> None:
+        head = f"{method} {path} HTTP/1.1\r\nhost: simulator\r\ncontent-length: {len(body)}\r\n"
+        head += f"x-request-id: {request_id}\r\n" if request_id else ""
+        self.writer.write(head.encode() + b"\r\n" + body)
+
+    def ask(self, request_id: str = "", **changes: Any) -> None:
+        self.send("POST", "/v1/completions", json.dumps({**ASKED, **changes}).encode(), request_id)
+
+    async def reply(self) -> tuple[int, bytes]:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+        status = int(head.split(" ", 2)[1])
+        length = next(line for line in head.split("\r\n") if line.startswith("content-length: "))
+        return status, await self.reader.readexactly(int(length.removeprefix("content-length: ")))
+
+    async def call(self, method: str, path: str, document: Any = None) -> tuple[int, Any]:
+        self.send(method, path, json.dumps(document).encode() if document is not None else b"")
+        status, body = await self.reply()
+        return status, json.loads(body) if body[:1] in (b"{", b"[") else body.decode()
+
+    async def completion(self, request_id: str = "", **changes: Any) -> Any:
+        self.ask(request_id, **changes)
+        status, body = await self.reply()
+        assert status == 200, body
+        return json.loads(body)
+
+
+class Bench:
+    """A running simulator and connections to it, all closed at the end."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.simulator = simulator
+        self.address = simulator.url.removeprefix("http://").split(":")
+        self._clients: list[Client] = []
+
+    async def client(self, source_ip: str = "127.0.0.1") -> Client:
+        host, port = self.address
+        client = Client(*await asyncio.open_connection(host, int(port), local_addr=(source_ip, 0)))
+        self._clients.append(client)
+        return client
+
+    async def until(self, what: str, look: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Until the simulator's own counts look so."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not look(stats := self.simulator.stats()):
+            assert time.monotonic() < deadline_s, f"{what} did not happen: {stats}"
+            await asyncio.sleep(0.005)
+        return stats
+
+    async def close(self) -> None:
+        for client in self._clients:
+            client.writer.close()
+            await asyncio.gather(client.writer.wait_closed(), return_exceptions=True)
+
+
+@pytest.fixture
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    """Configured by the indirect parameter, if there is one."""
+    config = SimulatorConfig(**getattr(request, "param", {}))
+    async with Simulator(config) as simulator:
+        bench = Bench(simulator)
+        try:
+            yield bench
+        finally:
+            await bench.close()
+
+
+def configured(**settings: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("bench", [settings], indirect=True, ids=[""])
+
+
+# -- sampling
+
+
+async def test_a_completion_is_what_the_model_function_says(bench: Bench) -> None:
+    client = await bench.client()
+    document = await client.completion("gw-123", seed=7)
+    (choice,) = document["choices"]
+    tokens, logprobs = sampled("sim/tiny", [10, 11, 12], 7, 4)
+    assert document["id"] == "cmpl-gw-123"
+    assert choice["token_ids"] == tokens.tolist()
+    assert np.array(choice["logprobs"]["token_logprobs"], np.float32).tobytes() == logprobs.tobytes()
+
+
+async def test_a_seed_and_n_give_reproducible_choices(bench: Bench) -> None:
+    """D5"""
+    client = await bench.client()
+    first = await client.completion(seed=7, n=4)
+    again = await client.completion(seed=7, n=4)
+    drawn = [choice["token_ids"] for choice in first["choices"]]
+    assert drawn == [choice["token_ids"] for choice in again["choices"]]
+    assert drawn == [sampled("sim/tiny", [10, 11, 12], 7 + index, 4)[0].tolist() for index in range(4)]
+
+
+async def test_without_a_seed_samples_differ_and_can_still_be_checked(bench: Bench) -> None:
+    client = await bench.client()
+    seeds = set()
+    for _ in range(4):
+        document = await client.completion()
+        seeds.add(find_seed("sim/tiny", [10, 11, 12], document["choices"][0]["token_ids"]))
+    assert None not in seeds
+    assert len(seeds) > 1
+
+
+@configured(raw_logprobs=True)
+async def test_raw_logprobs_ignore_the_temperature(bench: Bench) -> None:
+    """D15"""
+    client = await bench.client()
+    cool, warm = [(await client.completion(seed=1, temperature=t))["choices"][0]["logprobs"] for t in (0.5, 1.0)]
+    assert cool["token_logprobs"] == warm["token_logprobs"]
+
+
+async def test_refusals_are_answered_and_execute_nothing(bench: Bench) -> None:
+    client = await bench.client()
+    client.ask(model="nope")
+    status, body = await client.reply()
+    error = json.loads(body)["error"]
+    assert (status, error["message"]) == (404, "The model `nope` does not exist. Valid aliases: sim/tiny.")
+    client.send("POST", "/v1/completions", b'{"model":')
+    assert (await client.reply())[0] == 400
+    assert bench.simulator.stats()["received"] == 2
+    assert bench.simulator.stats()["executions"] == 0
+
+
+async def test_generate_draws_the_same_tokens(bench: Bench) -> None:
+    client = await bench.client()
+    asked = {"model": "sim/tiny", "token_ids": [10, 11, 12], "sampling_params": {"seed": 7, "max_tokens": 4}}
+    status, document = await client.call("POST", "/inference/v1/generate", asked)
+    assert status == 200
+    assert document["choices"][0]["token_ids"] == sampled("sim/tiny", [10, 11, 12], 7, 4)[0].tolist()
+
+
+async def test_pipelined_requests_are_answered_in_order(bench: Bench) -> None:
+    bench.simulator.set_faults([{"kind": "delay", "delay_s": 0.05, "next": 1}])
+    client = await bench.client()
+    for seed in (1, 2, 3):
+        client.ask(f"id-{seed}", seed=seed)
+    ids = [json.loads((await client.reply())[1])["id"] for _ in range(3)]
+    assert ids == ["cmpl-id-1", "cmpl-id-2", "cmpl-id-3"]
+
+
+# -- the other paths
+
+
+async def test_what_health_checks_and_routers_ask(bench: Bench) -> None:
+    client = await bench.client()
+    assert await client.call("GET", "/health") == (200, "")
+    assert await client.call("GET", "/ping") == (200, "")
+    assert await client.call("GET", "/version") == (200, {"version": "0.32.0"})
+    assert await client.call("POST", "/v1/nope", {}) == (404, {"detail": "Not Found"})
+    status, models = await client.call("GET", "/v1/models")
+    assert (status, models["data"][0]["id"], models["data"][0]["max_model_len"]) == (200, "sim/tiny", 131_072)
+    status, metrics = await client.call("GET", "/metrics")
+    assert status == 200
+    assert 'vllm:num_requests_running{engine="0",model_name="sim/tiny"} 0.0' in metrics
+
+
+async def test_adapters_come_and_go(bench: Bench) -> None:
+    client = await bench.client()
+    adapter = {"lora_name": "a1", "lora_path": "/models/a1"}
+    load, unload = ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")
+    client.ask(model="a1")
+    assert (await client.reply())[0] == 404
+    assert await client.call(*load, adapter) == (200, "Success: LoRA adapter 'a1' added successfully.")
+    assert (await client.completion(model="a1", seed=1))["choices"][0]["token_ids"] == sampled(
+        "a1", [10, 11, 12], 1, 4
+    )[0].tolist()
+    status, refused = await client.call(*load, adapter)
+    assert (status, refused["error"]["type"]) == (400, "InvalidUserInput")
+    assert (await client.call(*load, {**adapter, "load_inplace": True}))[0] == 200
+    _, models = await client.call("GET", "/v1/models")
+    assert [(card["id"], card["parent"]) for card in models["data"]] == [("sim/tiny", None), ("a1", "sim/tiny")]
+    assert (await client.call(*load, {"lora_name": "sim/tiny"}))[0] == 400
+    assert (await client.call(*load, {}))[0] == 400
+    assert (await client.call(*unload, adapter))[0] == 200
+    assert (await client.call(*unload, adapter))[0] == 404
+
+
+# -- connections
+
+
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
+    async with Simulator(SimulatorConfig(keep_alive_s=0.05, mode="latency", gen_seconds=0.2)) as simulator:
+        bench = Bench(simulator)
+        client = await bench.client()
+        await client.completion()
+        assert await client.reader.read() == b""
+        await bench.close()
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["closed", "half-closed"])
+async def test_a_client_that_goes_away_aborts_its_generation(bench: Bench, half: bool) -> None:
+    """D7: what the gateway's cancellation relies on."""
+    bench.simulator.set_faults([{"kind": "hang"}])
+    client = await bench.client()
+    client.ask("s-a1")
+    await bench.until("a generation", lambda stats: stats["in_flight"] == 1)
+    if half:
+        client.writer.write_eof()
+    else:
+        client.writer.close()
+    stats = await bench.until("an abort", lambda stats: stats["aborted"] == 1)
+    assert (stats["in_flight"], stats["completed"], stats["executions"]) == (0, 0, 1)
+
+
+async def test_addresses_and_repeated_samples_are_counted(bench: Bench) -> None:
+    first, second = await bench.client("127.0.0.2"), await bench.client("127.0.0.3")
+    await first.completion("gwss-x:1-a1")
+    await second.completion("gwss-x:1-a2")
+    await second.completion("gwss-x:2-a1")
+    status, stats = await first.call("GET", "/_sim/stats")
+    assert status == 200
+    assert stats["by_source_ip"] == {"127.0.0.2": 1, "127.0.0.3": 2}
+    assert stats["by_request_id"] == {"gwss-x:1": 2}
+    assert (stats["executions"], stats["completed"], stats["concurrent_duplicates"]) == (3, 3, 0)
+    assert stats["connections"] == 2
+    await first.call("POST", "/_sim/reset")
+    assert bench.simulator.stats()["received"] == 0
+
+
+async def test_one_sample_twice_at_a_time_is_counted(bench: Bench) -> None:
+    bench.simulator.set_faults([{"kind": "hold"}])
+    first, second = await bench.client(), await bench.client()
+    first.ask("s-a1")
+    second.ask("s-a2")
+    await bench.until("both", lambda stats: stats["in_flight"] == 2)
+    assert bench.simulator.stats()["concurrent_duplicates"] == 1
+    assert (await (await bench.client()).call("POST", "/_sim/release"))[0] == 200
+    assert [(await client.reply())[0] for client in (first, second)] == [200, 200]
+
+
+# -- modes
+
+
+@configured(mode="latency", gen_seconds=0.05, max_num_seqs=2)
+async def test_latency_runs_so_many_at_once_first_come_first_served(bench: Bench) -> None:
+    done: list[int] = []
+
+    async def one(index: int, client: Client) -> None:
+        await client.completion()
+        done.append(index)
+
+    async with asyncio.TaskGroup() as group:
+        for index in range(5):
+            group.create_task(one(index, await bench.client()))
+            await bench.until("it came", lambda stats, count=index + 1: stats["received"] == count)  # type: ignore[misc]
+    stats = bench.simulator.stats()
+    assert (stats["peak_in_flight"], stats["completed"], stats["waiting"]) == (2, 5, 0)
+    assert [{*done[:2]}, {*done[2:4]}, {*done[4:]}] == [{0, 1}, {2, 3}, {4}]
+
+
+@configured(mode="latency", gen_seconds=1000.0, max_num_seqs=1)
+async def test_who_leaves_the_queue_was_never_executed(bench: Bench) -> None:
+    running, waiting = await bench.client(), await bench.client()
+    running.ask()
+    await bench.until("one runs", lambda stats: stats["in_flight"] == 1)
+    waiting.ask()
+    await bench.until("one waits", lambda stats: stats["waiting"] == 1)
+    waiting.writer.close()
+    stats = await bench.until("nobody waits", lambda stats: stats["waiting"] == 0)
+    assert (stats["executions"], stats["aborted"]) == (1, 0)
+
+
+@configured(mode="barrier", barrier_idle_s=1000.0)
+async def test_a_barrier_holds_all_until_it_is_released(bench: Bench) -> None:
+    clients = [await bench.client() for _ in range(3)]
+    for client in clients:
+        client.ask()
+    stats = await bench.until("all three", lambda stats: stats["in_flight"] == 3)
+    assert stats["completed"] == 0
+    await (await bench.client()).call("POST", "/_sim/release")
+    assert [(await client.reply())[0] for client in clients] == [200] * 3
+    assert bench.simulator.stats()["peak_in_flight"] == 3
+
+
+@configured(mode="barrier", barrier_idle_s=0.02)
+async def test_a_barrier_opens_by_itself_when_nobody_comes_any_more(bench: Bench) -> None:
+    await (await bench.client()).completion()
+
+
+# -- faults
+
+
+async def test_a_status_is_answered_without_a_generation(bench: Bench) -> None:
+    """D8"""
+    fault = {"kind": "status", "status": 503, "body": {"error": "busy"}, "headers": {"retry-after": "7"}, "next": 1}
+    bench.simulator.set_faults([fault])
+    client = await bench.client()
+    client.ask()
+    head = await client.reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert b"\r\nretry-after: 7\r\n" in head
+    assert await client.reader.readexactly(16) == b'{"error":"busy"}'
+    assert bench.simulator.stats()["executions"] == 0
+    await client.completion()
+
+
+async def test_a_reset_before_the_generation_is_a_reset(bench: Bench) -> None:
+    bench.simulator.set_faults([{"kind": "reset_before_read"}])
+    client = await bench.client()
+    client.ask()
+    with pytest.raises(ConnectionResetError):
+        await client.reader.read()
+    assert bench.simulator.stats()["executions"] == 0
+
+
+async def test_a_killed_server_ends_the_connection_without_a_byte(bench: Bench) -> None:
+    bench.simulator.set_faults([{"kind": "reset_before_status"}])
+    client = await bench.client()
+    client.ask()
+    assert await client.reader.read() == b""
+    stats = bench.simulator.stats()
+    assert (stats["executions"], stats["aborted"]) == (1, 1)
+
+
+async def test_a_reply_can_end_after_its_head(bench: Bench) -> None:
+    bench.simulator.set_faults([{"kind": "reset_after_headers"}])
+    client = await bench.client()
+    client.ask()
+    received = await client.reader.read()
+    assert received.startswith(b"HTTP/1.1 200 OK\r\n") and received.endswith(b"\r\n\r\n")
+
+
+async def test_a_reply_can_end_in_its_body(bench: Bench) -> None:
+    bench.simulator.set_faults([{"kind": "reset_in_body"}])
+    client = await bench.client()
+    client.ask()
+    head, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
+    assert b'{"id":' in body
+    assert f"content-length: {len(body)}\r\n".encode() not in head
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [
+        ("abort", b'"finish_reason":"abort"'),
+        ("null_logprobs", b"null]"),
+        ("nan", b"[NaN,"),
+        ("html", b"<html>"),
+        ("missing_choices", b'"choices":[]'),
+        ("bad_token", b'"token_ids":[1099511627776,'),
+        ("error_in_200", b'{"error":'),
+    ],
+)
+async def test_spoiled_replies_have_status_200(bench: Bench, kind: str, seen: bytes) -> None:
+    """D3, D4, D9, D13, D14"""
+    bench.simulator.set_faults([{"kind": kind, "next": 1}])
+    client = await bench.client()
+    client.ask()
+    status, body = await client.reply()
+    assert status == 200
+    assert seen in body
+    assert seen not in json.dumps(await client.completion(), separators=(",", ":")).encode()
+
+
+async def test_faults_are_scripted_over_http(bench: Bench) -> None:
+    client = await bench.client()
+    rules = {"faults": [{"kind": "status", "status": 429, "request_id_prefix": "x-"}]}
+    assert await client.call("POST", "/_sim/faults", rules) == (200, {"faults": 1})
+    client.ask("x-1")
+    assert (await client.reply())[0] == 429
+    await client.completion("y-1")
+    status, told = await client.call("POST", "/_sim/faults", [{"kind": "explode"}])
+    assert (status, "explode" in told["detail"]) == (400, True)
+    assert await client.call("DELETE", "/_sim/faults") == (200, {"faults": 0})
+    await client.completion("x-1")
+
+
+async def test_a_drain_refuses_new_connections_and_answers_none_of_the_old(bench: Bench) -> None:
+    """D18"""
+    client = await bench.client()
+    await client.completion()
+    bench.simulator.set_faults([{"kind": "drain"}])
+    with pytest.raises(ConnectionRefusedError):
+        await bench.client()
+    client.ask()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.reader.read(1), 0.05)
+
+
+async def test_slow_accepts_delay_new_connections_and_refuse_none(bench: Bench) -> None:
+    old = await bench.client()
+    bench.simulator.set_faults([{"kind": "slow_accept", "delay_s": 0.1}])
+    new = await bench.client()
+    new.ask()
+    await old.completion()
+    assert bench.simulator.stats()["connections"] == 1
+    assert (await new.reply())[0] == 200
+
+
+async def test_a_failure_of_the_simulator_itself_is_a_500(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception that nobody expected must not leave the client waiting."""
+    monkeypatch.setattr("gateway.simulator.completion.generate", None)
+    client = await bench.client()
+    client.ask()
+    assert (await client.reply())[0] == 500
+    assert "the simulator failed at POST /v1/completions" in caplog.text
+
+
+async def test_stopping_leaves_no_connection_and_no_task_behind() -> None:
+    tasks = asyncio.all_tasks()
+    simulator = Simulator(SimulatorConfig())
+    await simulator.start()
+    bench = Bench(simulator)
+    client = await bench.client()
+    client.ask()
+    simulator.set_faults([{"kind": "hang"}])
+    await bench.until("a generation", lambda stats: stats["in_flight"] == 1)
+    simulator.set_faults([{"kind": "slow_accept", "delay_s": 1000.0}])
+    await simulator.stop()
+    assert simulator.stats()["in_flight"] == 0
+    assert asyncio.all_tasks() == tasks
+    with pytest.raises(ConnectionRefusedError):
+        await bench.client()
+    await bench.close()
+
+
+async def test_a_port_in_use_is_refused(bench: Bench) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="in use"):
+            await Simulator(SimulatorConfig(port=taken.getsockname()[1])).start()
