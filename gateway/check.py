@@ -91,16 +91,18 @@ def source_ip(address: str, refusal: str | None, connections: int) -> Finding:
     return ok(f"source IP {address}", f"{connections} upstream connections for each worker on it")
 
 
-def connections_per_worker(settings: Settings, ports: tuple[int, int], address_index: int = 0) -> int:
+def connections_per_worker(
+    settings: Settings, ports: tuple[int, int], address_index: int = 0, open_files: int | None = None
+) -> int:
     """What `--max-connections auto` gives the workers of the address; all workers share one when there is no list."""
     addresses = max(len(settings.source_ips), 1)
     sharing = len(range(address_index, settings.workers, addresses))
-    return connection_limit(ports, len(settings.upstreams), sharing)
+    return connection_limit(ports, len(settings.upstreams), sharing, open_files)
 
 
-def connection_room(settings: Settings, ports: tuple[int, int]) -> Finding:
+def connection_room(settings: Settings, ports: tuple[int, int], open_files: int | None = None) -> Finding:
     total = sum(
-        connections_per_worker(settings, ports, slot % max(len(settings.source_ips), 1))
+        connections_per_worker(settings, ports, slot % max(len(settings.source_ips), 1), open_files)
         for slot in range(settings.workers)
     )
     wanted = settings.workers * settings.max_in_flight

@@ -78,14 +78,16 @@ def _sockets(settings: Settings) -> list[Finding]:
 
 
 def _source_ips(settings: Settings) -> list[Finding]:
-    ports = machine.ephemeral_ports()
+    ports, open_files = machine.ephemeral_ports(), machine.raise_fd_limit()
     found = [
         checks.source_ip(
-            address, machine.source_ip_refusal(address), checks.connections_per_worker(settings, ports, index)
+            address,
+            machine.source_ip_refusal(address),
+            checks.connections_per_worker(settings, ports, index, open_files),
         )
         for index, address in enumerate(settings.source_ips)
     ]
-    return [*found, checks.connection_room(settings, ports)]
+    return [*found, checks.connection_room(settings, ports, open_files)]
 
 
 async def _redis(settings: Settings) -> list[Finding]:

@@ -11,6 +11,7 @@ Why the settings are as they are:
 
 from __future__ import annotations
 
+import resource
 import socket
 from typing import TYPE_CHECKING, Final
 
@@ -58,7 +59,9 @@ def connection_limit(settings: Settings) -> int:
     if settings.max_connections is not None:
         return settings.max_connections
     sharing = _slots_sharing_an_address(settings)
-    return ports.connection_limit(_ephemeral_range(), len(settings.upstreams), sharing)
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limited = open_files if open_files != resource.RLIM_INFINITY else None
+    return ports.connection_limit(_ephemeral_range(), len(settings.upstreams), sharing, limited)
 
 
 def make_session(settings: Settings, source_ip: str | None) -> aiohttp.ClientSession:

@@ -70,6 +70,7 @@ class Catalogue:
         self._offered = {model.name: model.upstream_name for model in offered}
         self._template = lora_name_template
         self._served: dict[str, Served] = {}
+        self._bases = self._list_bases()
 
     @property
     def known(self) -> bool:
@@ -83,9 +84,14 @@ class Catalogue:
             if before is None or _context_order(model) < _context_order(before):
                 merged[model.name] = model
         self._served = merged
+        self._bases = self._list_bases()
 
     def base_models(self) -> dict[str, int | None]:
         """Offered name -> context length in tokens (None: unknown), in a stable order."""
+        return self._bases
+
+    def _list_bases(self) -> dict[str, int | None]:
+        """Made when the listing changes: every sample looks into it, and adapters may be thousands."""
         if self._offered:
             return {name: self._context_of(upstream) for name, upstream in self._offered.items()}
         return {name: model.context_tokens for name, model in sorted(self._served.items()) if model.parent is None}

@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 # After the samples have ended, their polls come back once more to other workers; ours only finish sending.
 _LAST_REPLIES_S: Final = 5.0
 _OPEN_RETRY_S: Final = 1.0
+# Exit code of a worker that cannot go on; the supervisor starts another one.
+_BROKEN: Final = 1
 # Some hundred samples' worth of objects: a few megabytes of cycles at most, a millisecond to look through.
 _GC_EVERY_OBJECTS: Final = 50_000
 
@@ -149,13 +151,24 @@ class Worker:
         _settle_garbage_collection()
         await self._server.start()
         self._supervision.tell(channel.Ready(tuple(self._pool.catalogue.base_models())))
-        order = await self._obey()
-        if order is not None:
+        orders = asyncio.create_task(self._obey())
+        await asyncio.wait({orders, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+        broken = self._broken_duty()
+        if broken is not None:
+            # Without its lease, or without reports, a worker does harm: another one takes the slot.
+            log.critical("a duty ended, the worker gives up", exc_info=broken)
+            orders.cancel()
+        elif (order := await orders) is not None:
             await self._drain(order)
         self._waiters.drain()
         await self._server.stop(_LAST_REPLIES_S)
         await self._close()
-        return 0
+        return 0 if broken is None else _BROKEN
+
+    def _broken_duty(self) -> BaseException | None:
+        """Why a duty, which is endless, has ended; None while all go on."""
+        ended = next((task for task in self._tasks if task.done()), None)
+        return (ended.exception() or RuntimeError("it returned")) if ended is not None else None
 
     async def _open(self) -> None:
         while True:
