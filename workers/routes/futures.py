@@ -38,6 +38,8 @@ _NO_UPSTREAM: Final = "no upstream takes the sample at the moment; it is tried a
 _STORE_AWAY: Final = "the result store does not answer at the moment"
 # How long a held poll waits before it asks a store again that did not answer.
 _STORE_RETRY_S: Final = 1.0
+# What unknown sessions wait under: no session's key, so that nothing that happens elsewhere wakes them.
+_NO_SESSION: Final = ""
 
 
 async def retrieve_future(deps: Deps, request: Request) -> Reply:
@@ -166,7 +168,7 @@ async def retrieve_futures(deps: Deps, request: Request) -> Reply:
     hold_s = _hold_s(deps, call.timeout)
     session = deps.sessions.find(call.sampling_session_id, request.caller)
     if session is None:
-        await _hold(deps, request, call.sampling_session_id, hold_s)
+        await _hold(deps, request, hold_s)
         return responses.ok(tinker.completions((), call.prev_cursor))
     deps.sessions.note(session.session_id)
     deps.clocks.acknowledged(_acknowledged(session, call.retrieved_request_ids))
@@ -218,15 +220,15 @@ async def _await_page(
             deps.store.unwatch(session_key)
 
 
-async def _hold(deps: Deps, request: Request, name: str, hold_s: float) -> None:
+async def _hold(deps: Deps, request: Request, hold_s: float) -> None:
     """Answer an unknown session no faster than an idle one: its client asks again at once."""
-    waiter = deps.waiters.log_waiter(name, hold_s)
+    waiter = deps.waiters.log_waiter(_NO_SESSION, hold_s)
     request.connection.add_lost_callback(waiter.client_lost)
     try:
         await waiter.wait()
     finally:
         request.connection.remove_lost_callback(waiter.client_lost)
-        deps.waiters.forget_log(name, waiter)
+        deps.waiters.forget_log(_NO_SESSION, waiter)
 
 
 async def cancel_future(deps: Deps, request: Request) -> Reply:

@@ -1,0 +1,212 @@
+"""A whole public application in process: real routes, sessions, waiters and dispatcher on an in-memory store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from shared.config import ApiKey
+from shared.core import ids
+from tests.worker_bench import OWNER, WorkerBench, session
+from workers.app import PublicApp
+from workers.clocks import DeliveryClocks
+from workers.deps import Deps, Live
+from workers.housekeeping import Housekeeping
+from workers.http.watch import EXTENSION, Connection
+from workers.keyring import Keyring
+from workers.models import Catalogue
+from workers.pool import UpstreamPool
+from workers.sessions import Sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.core.faults import Fault
+    from shared.core.model import SampleKey, SamplingSession
+    from shared.store.memory import MemoryServer
+
+API: Final = "/api/v1"
+KEY_A: Final = "tml-a"
+KEY_B: Final = "tml-b"
+KEYS: Final = tuple(ApiKey(key, sha256(key.encode()).hexdigest()) for key in (KEY_A, KEY_B))
+LISTING: Final = json.dumps(
+    {
+        "data": [
+            {"id": "sim/tiny", "max_model_len": 64},
+            {"id": "run-1", "parent": "sim/tiny"},
+        ]
+    }
+).encode()
+
+
+@dataclass(frozen=True)
+class Answered:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class FakeUpstream:
+    """Tells its models; a forwarder as far as a pool needs one."""
+
+    def __init__(self) -> None:
+        self.listing: bytes | Fault = LISTING
+        self.listed = 0
+
+    async def get(self, *_: object) -> bytes | Fault:
+        self.listed += 1
+        return self.listing
+
+
+class AppBench(WorkerBench):
+    """One worker that answers requests; give it another's `server` to make it a second one."""
+
+    def __init__(self, server: MemoryServer | None = None, owner: str = OWNER, **settings: Any) -> None:
+        super().__init__(server, owner, **settings)
+        self.sessions = Sessions(self.store, self.clock)
+        self.upstream = FakeUpstream()
+        catalogue = Catalogue((), self.settings.lora_name_template)
+        self.pool = UpstreamPool(("http://upstream",), self.upstream, catalogue, self.clock)  # type: ignore[arg-type] # get
+        self.clocks = DeliveryClocks(self.store, self.settings, self.counters, self.settlements)
+        self.deps = Deps(
+            live=Live(self.settings, Keyring(self.settings.api_keys)),
+            store=self.store,
+            dispatcher=self.dispatcher,
+            waiters=self.waiters,
+            sessions=self.sessions,
+            pool=self.pool,
+            clocks=self.clocks,
+            settlements=self.settlements,
+            counters=self.counters,
+            clock=self.clock,
+            random_bytes=Random(owner).randbytes,
+        )
+        self.housekeeping = Housekeeping(self.deps, owner, self.settings)
+        self.app = PublicApp(self.deps)
+
+    async def open(self) -> AppBench:
+        await self.store.open(self, self.owner)
+        await self.pool.learn_models()
+        return self
+
+    async def close(self) -> None:
+        await self.dispatcher.close()
+        await self.store.close()
+
+    # -- what the store tells
+
+    def on_announcement(self, session_key: str, seq_ids: Sequence[int]) -> None:
+        self.waiters.announced(session_key, seq_ids)
+
+    def on_gap(self) -> None:
+        self.waiters.look_again()
+
+    def on_control(self, message: bytes) -> None:
+        self.housekeeping.on_control(message)
+
+    # -- requests
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        key: str | None = None,
+        accept: str | None = "application/x-protobuf, application/json",
+        connection: Connection | None = None,
+    ) -> Answered:
+        headers = [(b"x-api-key", key.encode())] if key is not None else []
+        headers += [(b"accept", accept.encode())] if accept is not None else []
+        sent: list[Any] = []
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": headers,
+            "extensions": {EXTENSION: connection or Connection()},
+        }
+        await self.app(scope, receive, send)
+        told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return Answered(sent[0]["status"], told, b"".join(bytes(message.get("body", b"")) for message in sent[1:]))
+
+    async def post(self, path: str, body: Any = None, **more: Any) -> Answered:
+        return await self.request("POST", API + path, {} if body is None else body, **more)
+
+    async def asample(
+        self, seq_id: int = 1, of: SamplingSession | None = None, key: str | None = None, **more: Any
+    ) -> Answered:
+        document = {
+            "sampling_session_id": (of or session()).sampling_session_id,
+            "seq_id": seq_id,
+            "num_samples": 1,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [10, 11, 12]}]},
+            "sampling_params": {"max_tokens": 4, "seed": 7},
+        }
+        return await self.post("/asample", document | more, key=key)
+
+    async def retrieve(self, request_id: Any, key: str | None = None, **more: Any) -> Answered:
+        accept = {name: more.pop(name) for name in ("accept", "connection") if name in more}
+        return await self.post("/retrieve_future", {"request_id": request_id, **more}, key=key, **accept)
+
+    async def poll_session(
+        self, of: SamplingSession | None = None, cursor: int = 0, timeout_s: float | None = None, **more: Any
+    ) -> Answered:
+        outside = {name: more.pop(name) for name in ("key", "connection") if name in more}
+        document = {
+            "target": {
+                "type": "sampling_session",
+                "sampling_session_id": (of or session()).sampling_session_id,
+                "cloned_sampler_id": 0,
+            },
+            "prev_cursor": cursor,
+            "timeout": timeout_s,
+            "retrieved_request_ids": [],
+        }
+        return await self.post("/retrieve_futures", document | more, **outside)
+
+    def left_s(self, key: SampleKey) -> float:
+        """How long the record of a settled sample is still kept."""
+        expires_s = self.server.samples[key].expires_s
+        assert expires_s is not None
+        return expires_s - self.clock.monotonic_s()
+
+
+def request_id(seq_id: int = 1, of: SamplingSession | None = None) -> str:
+    return ids.request_id(of or session(), seq_id)
+
+
+def session_of(key: str, number: int = 0) -> SamplingSession:
+    """A sampling session of the client with this API key."""
+    secret = ids.owner_secret(key)
+    return session(number, ids.new_session_id(bytes(16), secret), secret)
+
+
+async def asleep(bench: AppBench, polls: int = 1) -> None:
+    """Until so many polls wait."""
+    async with asyncio.timeout(10):
+        while True:
+            if len(bench.waiters) >= polls:
+                break
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
