@@ -1,4 +1,4 @@
-"""The worker's one way out: an aiohttp session whose connections leave from the slot's own source IP.
+"""The worker's one way out: aiohttp sessions whose connections leave from the slot's own source IP.
 
 Why the settings are as they are:
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import resource
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # linux/in.h; the socket module has no name for it before 3.12.
 _IP_BIND_ADDRESS_NO_PORT: Final = getattr(socket, "IP_BIND_ADDRESS_NO_PORT", 24)
+# One for each upstream of a large installation; the reserve of the ports has room for them.
+_PROBES_AT_ONCE: Final = 64
 _PORT_RANGE_FILE: Final = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
@@ -65,16 +67,34 @@ def connection_limit(settings: Settings) -> int:
 
 
 def make_session(settings: Settings, source_ip: str | None) -> aiohttp.ClientSession:
-    """The session for everything this worker asks of its upstreams."""
-    connector = aiohttp.TCPConnector(
-        limit=connection_limit(settings),
+    """The session for samples."""
+    connector = _connector(
+        source_ip, limit=connection_limit(settings), keepalive_timeout=settings.upstream_keep_alive_s
+    )
+    return _session(settings, connector)
+
+
+def make_probe_session(settings: Settings, source_ip: str | None) -> aiohttp.ClientSession:
+    """The session for questions about an upstream.
+
+    Apart from the samples' one, so that a question does not wait behind ten thousand of them; and always over a new
+    connection, since whether a new one is taken is what a probe wants to know.
+    """
+    return _session(settings, _connector(source_ip, limit=_PROBES_AT_ONCE, force_close=True))
+
+
+def _connector(source_ip: str | None, **options: Any) -> aiohttp.TCPConnector:
+    return aiohttp.TCPConnector(
         limit_per_host=0,
         happy_eyeballs_delay=None,
-        keepalive_timeout=settings.upstream_keep_alive_s,
         ttl_dns_cache=30,
         socket_factory=BoundSocketFactory(source_ip) if source_ip is not None else None,
         family=_family(source_ip),
+        **options,
     )
+
+
+def _session(settings: Settings, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
     headers = {"Authorization": f"Bearer {settings.upstream_api_key}"} if settings.upstream_api_key else None
     return aiohttp.ClientSession(
         connector=connector,

@@ -59,8 +59,12 @@ class Attempt:
 
 
 class Forwarder:
-    def __init__(self, session: aiohttp.ClientSession, clock: Clock) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, clock: Clock, probe_session: aiohttp.ClientSession | None = None
+    ) -> None:
+        """`probe_session` is for `get`; without it both share one."""
         self._session = session
+        self._probe_session = probe_session or session
         self._clock = clock
 
     async def post(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> bytes | Fault:
@@ -85,7 +89,7 @@ class Forwarder:
         """The body of a 200 to a GET, or what went wrong; `timeout_s` covers all of it."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._session.get(url, allow_redirects=False, timeout=timeout) as response:
+            async with self._probe_session.get(url, allow_redirects=False, timeout=timeout) as response:
                 upstream.accepted()
                 body = await response.read()
                 return body if response.status == 200 else classify_reply(response.status, body, response.headers)

@@ -23,7 +23,7 @@ from shared.store.base import StoreError, StoreRefused
 from shared.store.redis import RedisStore
 from workers.app import PublicApp
 from workers.clocks import DeliveryClocks
-from workers.connector import make_session
+from workers.connector import make_probe_session, make_session
 from workers.deps import Deps, Live
 from workers.dispatcher import Dispatcher
 from workers.execution import Executor
@@ -72,7 +72,8 @@ class Worker:
         self._waiters = Waiters()
         self._store = RedisStore(config.redis_url, settings.key_prefix, clock=self._clock)
         self._http = make_session(settings, config.source_ip)
-        forwarder = Forwarder(self._http, self._clock)
+        self._probe_http = make_probe_session(settings, config.source_ip)
+        forwarder = Forwarder(self._http, self._clock, self._probe_http)
         catalogue = Catalogue(settings.models, settings.lora_name_template)
         self._pool = UpstreamPool(settings.upstreams, forwarder, catalogue, self._clock)
         executor = Executor(
@@ -263,6 +264,7 @@ class Worker:
         await self._leave_store()
         await self._pool.close()
         await self._http.close()
+        await self._probe_http.close()
         await self._store.close()
         self._supervision.tell(self.status())  # what was counted since the last one
         await self._supervision.close()
