@@ -55,7 +55,11 @@ class Supervision:
 
     async def next_order(self) -> ToWorker | None:
         """The next message; None when the supervisor is gone."""
-        line = await self._reader.readline()
+        try:
+            line = await self._reader.readline()
+        except ConnectionError:
+            # It died with words of ours unread: the kernel reports a reset in place of an end.
+            return None
         return channel.decode_for_worker(line) if line.endswith(b"\n") else None
 
     async def close(self) -> None:
