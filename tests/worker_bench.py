@@ -15,8 +15,9 @@ from shared.core.model import ModelRef, SampleSpec, SamplingParams
 from shared.counters import Counters
 from shared.store.base import StoreUnavailable
 from shared.store.memory import MemoryServer, MemoryStore
-from workers.dispatcher import Dispatcher, Ending
+from workers.dispatcher import Dispatcher
 from workers.models import Target
+from workers.running import Ending
 from workers.settlements import Settlements
 from workers.waiters import Waiters
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shared.core.model import SampleKey, SamplingSession
-    from workers.dispatcher import Running
+    from workers.running import Running
 
 OWNER: Final = "worker-000000001"
 OTHER_OWNER: Final = "worker-000000002"

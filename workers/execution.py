@@ -9,7 +9,7 @@ from shared.core import ids, retry
 from shared.core.faults import Fault, FaultClass
 from shared.core.lifecycle import State
 from shared.wire import proto, vllm
-from workers.dispatcher import Ending
+from workers.running import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from shared.clock import Clock
     from shared.core.result import SampleResult
     from shared.counters import Counters
-    from workers.dispatcher import Running
     from workers.forwarder import Forwarder
     from workers.pool import UpstreamPool
+    from workers.running import Running
     from workers.upstreams import Upstream
 
     MarkPaused = Callable[[Running, bool], Awaitable[None]]

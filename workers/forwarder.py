@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
 from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply
+from workers.upstreams import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,19 +43,6 @@ _BREAKS: Final[tuple[tuple[type[BaseException], BreakKind], ...]] = (
 )
 # The worker's own limits, not the upstream's fault: it must not be rested for them.
 _OUR_OWN: Final = frozenset({errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-
-
-@dataclass(eq=False, slots=True)
-class Attempt:
-    """One exchange under way. Whoever sets `broken` and cancels the task makes it end as that Fault."""
-
-    task: asyncio.Task[None]
-    broken: BreakKind | None = None
-
-    def break_off(self, kind: BreakKind) -> None:
-        if self.broken is None:
-            self.broken = kind
-            self.task.cancel()
 
 
 class Forwarder:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shared.core.model import SampleKey
     from shared.core.record import Claim
     from workers.deps import Deps
-    from workers.dispatcher import Running
+    from workers.running import Running
 
 log = logging.getLogger(__name__)
 

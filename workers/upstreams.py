@@ -15,9 +15,10 @@ from yarl import URL
 from shared.channel import UpstreamStatus
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterable, Sequence
 
-    from workers.forwarder import Attempt
+    from shared.core.faults import BreakKind
 
 _FIRST_REST_S: Final = 1.0
 # Long enough not to hammer a dead host, short enough that a restarted vLLM (minutes to load) is found at once.
@@ -25,6 +26,19 @@ _LONGEST_REST_S: Final = 10.0
 # vLLM after SIGTERM keeps old connections open, without a byte, until the client gives up (observed: 40 s and more),
 # while it refuses new ones. Five seconds of refusals tell it from a restart behind a proxy.
 REFUSED_FOR_S: Final = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """One exchange under way. Whoever sets `broken` and cancels the task makes it end as that Fault."""
+
+    task: asyncio.Task[None]
+    broken: BreakKind | None = None
+
+    def break_off(self, kind: BreakKind) -> None:
+        if self.broken is None:
+            self.broken = kind
+            self.task.cancel()
 
 
 @dataclass(eq=False, slots=True)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shared.config import Settings, WorkerConfig
-    from workers.dispatcher import Running
+    from workers.running import Running
     from workers.supervision import Supervision
 
 log = logging.getLogger(__name__)

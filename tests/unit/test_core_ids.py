@@ -82,7 +82,7 @@ def test_a_request_id_gives_back_its_parts(seq_id: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":", "x", "x:", ":1", "x:01", "x:-1", "x:1.0", f"x:{MAX_SEQ_ID + 1}", "x:１", "1" * 10_000, "x:1\n"],
+    ["", ":", "x", "x:", ":1", "x:01", "x:-1", "x:1.0", f"x:{MAX_SEQ_ID + 1}", "x:\uff11", "1" * 10_000, "x:1\n"],
 )
 def test_other_request_ids_are_refused(text: str) -> None:
     """A7, A19"""

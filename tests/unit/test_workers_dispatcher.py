@@ -25,7 +25,7 @@ from tests.worker_bench import (
     until,
 )
 from workers import dispatcher
-from workers.dispatcher import Ending
+from workers.running import Ending
 from workers.waiters import Wake
 
 KEY = session().key(1)

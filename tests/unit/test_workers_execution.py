@@ -16,10 +16,10 @@ from shared.core.record import Claim
 from shared.counters import Counters
 from shared.wire import proto
 from tests.worker_bench import OWNER, TARGET, session, spec
-from workers.dispatcher import Running
 from workers.execution import Executor
 from workers.models import Catalogue
 from workers.pool import UpstreamPool
+from workers.running import Running
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

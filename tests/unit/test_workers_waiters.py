@@ -7,7 +7,7 @@ import asyncio
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim, Header, Record
-from workers.waiters import Wake, Waiter, Waiters
+from workers.waiters import Waiter, Waiters, Wake
 
 KEY = SampleKey("session", 7)
 OTHER = SampleKey("session", 8)

@@ -1,0 +1,66 @@
+"""A sample that this worker runs, and how it ends: what the dispatcher and the execution share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from shared.core.lifecycle import State
+from shared.wire.tinker import failure_body
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from shared.core.model import Failure, SampleKey, SampleSpec, SamplingSession
+    from shared.core.record import Claim, Header
+    from workers.models import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A terminal state and its payload, decided but not yet written."""
+
+    state: State
+    payload: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def failed(cls, failure: Failure) -> Ending:
+        return cls(State.FAILED, failure_body(failure))
+
+
+class Phase(Enum):
+    BEGINNING = "beginning"
+    EXECUTING = "executing"
+    SETTLING = "settling"
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A sample that this worker owns, or is about to."""
+
+    session: SamplingSession
+    key: SampleKey
+    spec: SampleSpec
+    claim: Claim
+    target: Target
+    held_bytes: int
+    begun: asyncio.Future[Header | None]
+    task: asyncio.Task[None] | None = None
+    phase: Phase = Phase.BEGINNING
+    stop: Ending | None = None
+    paused_reason: str | None = None
+
+    def ending(self) -> Ending | None:
+        """What somebody outside has decided it ends with."""
+        return self.stop
+
+    def end_early(self, ending: Ending) -> bool:
+        """End it with `ending` unless it has already ended otherwise; False then."""
+        if self.stop is not None or self.phase is Phase.SETTLING:
+            return False
+        self.stop = ending
+        # Before it executes there is nothing to interrupt: `_execute` looks at `stop` first.
+        if self.phase is Phase.EXECUTING and self.task is not None:
+            self.task.cancel()
+        return True
