@@ -61,7 +61,7 @@ def run_processes(config: SimulatorConfig, processes: int, ready: Callable[[str]
             # A copy that stays open here would keep the port listening after its process has closed it.
             listener.close()
         ready(url)
-        uvloop.run(_until_stopped(children))
+        _check(uvloop.run(_until_stopped(children)))
 
 
 def _bind_all(config: SimulatorConfig, processes: int, stack: ExitStack) -> list[socket.socket]:
@@ -107,17 +107,32 @@ def _end(child: BaseProcess) -> None:
     child.join()
 
 
-async def _until_stopped(children: list[BaseProcess]) -> None:
+async def _until_stopped(children: list[BaseProcess]) -> list[BaseProcess]:
+    """Until a signal, or until one of the children ends; those that ended."""
     stopped = _stopping()
+    ended: list[BaseProcess] = []
+
+    def end(child: BaseProcess) -> None:
+        loop.remove_reader(child.sentinel)
+        ended.append(child)
+        stopped.set()
+
     loop = asyncio.get_running_loop()
     for child in children:
-        loop.add_reader(child.sentinel, stopped.set)
+        loop.add_reader(child.sentinel, end, child)
     await stopped.wait()
     for child in children:
         loop.remove_reader(child.sentinel)
-    # A signal for the whole process group may end a child first, as asked: that is no failure.
-    if any(child.exitcode for child in children):
-        raise ProcessEnded("a process of the simulator ended by itself")
+    return ended
+
+
+def _check(ended: list[BaseProcess]) -> None:
+    """A signal for the whole process group may end a child first, as asked: that is no failure."""
+    for child in ended:
+        # Its sentinel closes a moment before the kernel tells how it ended.
+        child.join(_STOP_S)
+        if child.exitcode != 0:
+            raise ProcessEnded("a process of the simulator ended by itself")
 
 
 def _child(
