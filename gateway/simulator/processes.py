@@ -10,7 +10,7 @@ import asyncio
 import multiprocessing
 import signal
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -154,6 +154,14 @@ async def _serve(simulator: Simulator, control: Path, told: Connection) -> None:
         await stopped.wait()
     finally:
         await simulator.stop()
+        _clear(control)
+
+
+def _clear(control: Path) -> None:
+    """The last process to go takes the directory along, in case that the parent, whose task it is, was killed."""
+    control.unlink(missing_ok=True)
+    with suppress(OSError):
+        control.parent.rmdir()
 
 
 def _stopping() -> asyncio.Event:

@@ -23,6 +23,7 @@ from gateway.simulator.tokens import sampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 PATIENCE_S: Final = 30.0
 ASKED: Final = {"model": "sim/tiny", "prompt": [10, 11, 12], "max_tokens": 4, "seed": 7, "return_token_ids": True}
@@ -165,10 +166,15 @@ def test_a_process_that_ends_takes_the_others_with_it() -> None:
 
 
 @pytest.mark.slow
-def test_processes_end_when_their_parent_is_killed() -> None:
+def test_processes_end_and_clear_up_when_their_parent_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with running("--processes", "2") as (process, port):
+        assert list(tmp_path.glob("simulator-*/*.sock"))
         process.kill()
         until("the port is free", lambda: refused(port))
+        until("nothing is left", lambda: not list(tmp_path.iterdir()))
 
 
 def test_the_running_limit_is_divided_among_processes() -> None:
