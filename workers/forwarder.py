@@ -63,9 +63,9 @@ class Forwarder:
         try:
             return await self._exchange(upstream, url, body, headers)
         except asyncio.CancelledError:
-            if attempt.broken is None:
+            # A cancel of the sample may have come in the same turn: it is the one that counts.
+            if attempt.broken is None or task.uncancel():
                 raise
-            task.uncancel()
             return classify_break(attempt.broken, upstream.url)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return self._fault(upstream, error)

@@ -1,0 +1,456 @@
+"""Every way in which an exchange with an upstream can end, over real sockets: each has a name, none is an exception."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gateway.simulator.config import SimulatorConfig
+from gateway.simulator.simulator import Simulator
+from shared.clock import SystemClock
+from shared.config import Settings
+from shared.core import retry
+from shared.core.faults import BreakKind, Fault, FaultClass
+from shared.core.lifecycle import State
+from shared.core.record import Claim
+from shared.counters import Counters
+from tests.worker_bench import OWNER, TARGET, session, spec, until
+from workers import upstreams
+from workers.connector import make_probe_session, make_session
+from workers.execution import Executor
+from workers.forwarder import Forwarder
+from workers.models import Catalogue
+from workers.pool import UpstreamPool
+from workers.running import Running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+    from workers.upstreams import Upstream
+
+ASKED = json.dumps({"model": "sim/tiny", "prompt": [10], "max_tokens": 2, "logprobs": 0, "return_token_ids": True})
+
+
+class Line:
+    """A forwarder with a session of its own, and one upstream."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        chosen = Settings(upstreams=(url,), **{"read_timeout_s": 30.0, "connect_timeout_s": 30.0, **settings})
+        self.session = make_session(chosen, None)
+        self.probes = make_probe_session(chosen, None)
+        self.clock = SystemClock()
+        self.forwarder = Forwarder(self.session, self.clock, self.probes)
+        self.pool = UpstreamPool((url,), self.forwarder, Catalogue((), ""), self.clock)
+        self.upstream = self.pool.choose()
+        self.counters = Counters()
+
+    async def ask(self, name: str = "r-a1", upstream: Upstream | None = None) -> bytes | Fault:
+        to = upstream or self.upstream
+        return await self.forwarder.post(to, to.completions_url, ASKED.encode(), {"X-Request-Id": name})
+
+    async def fault(self) -> Fault:
+        outcome = await self.ask()
+        assert isinstance(outcome, Fault), outcome
+        assert not self.upstream.attempts
+        return outcome
+
+    async def execute(self, seq_id: int) -> State:
+        executor = Executor(self.pool, self.forwarder, self.counters, self.clock, retry.Policy(), random.random)
+        wanted = spec()
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        running = Running(session(), session().key(seq_id), wanted, Claim(OWNER, 1, 1, wanted.digest), TARGET, 0, begun)  # type: ignore[arg-type] # nobody asks who began it
+        return (await executor.execute(running)).state
+
+    async def close(self) -> None:
+        await self.session.close()
+        await self.probes.close()
+
+
+@asynccontextmanager
+async def line(url: str, **settings: Any) -> AsyncIterator[Line]:
+    made = Line(url, **settings)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest.fixture
+async def simulator() -> AsyncIterator[Simulator]:
+    async with Simulator(SimulatorConfig()) as made:
+        yield made
+
+
+@contextmanager
+def bound() -> Iterator[socket.socket]:
+    """An address that does not listen: it refuses."""
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        yield made
+
+
+def url_of(sock: socket.socket, scheme: str = "http", host: str = "127.0.0.1") -> str:
+    return f"{scheme}://{host}:{sock.getsockname()[1]}"
+
+
+@asynccontextmanager
+async def server(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """A server that does what is asked of it with every connection, and closes it."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await serve(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    started = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield url_of(started.sockets[0])
+    finally:
+        started.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# -- whole replies ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_reply_is_its_body(simulator: Simulator) -> None:
+    async with line(simulator.url) as made:
+        reply = await made.ask()
+        assert isinstance(reply, bytes)
+        assert json.loads(reply)["choices"][0]["finish_reason"] == "length"
+        assert not made.upstream.attempts
+
+
+@pytest.mark.parametrize(
+    ("status", "more", "kind", "down"),
+    [
+        (503, {"headers": {"Retry-After": "7"}}, FaultClass.NEVER_EXECUTED, False),
+        (429, {}, FaultClass.NEVER_EXECUTED, False),
+        (408, {}, FaultClass.NEVER_EXECUTED, False),
+        (500, {"body": "EngineCore encountered an issue"}, FaultClass.INTERRUPTED, True),
+        (502, {}, FaultClass.AMBIGUOUS, False),
+        (400, {"body": {"error": {"message": "no"}}}, FaultClass.REFUSED, False),
+        (302, {"headers": {"Location": "http://127.0.0.1:1/"}}, FaultClass.REFUSED, False),
+    ],
+)
+async def test_other_statuses_are_faults(
+    simulator: Simulator, status: int, more: dict[str, Any], kind: FaultClass, down: bool
+) -> None:
+    simulator.set_faults([{"kind": "status", "status": status, **more}])
+    async with line(simulator.url) as made:
+        fault = await made.fault()
+        assert (fault.kind, fault.upstream_down) == (kind, down)
+        assert fault.retry_after_s == (7.0 if status == 503 else None)
+
+
+# -- broken exchanges -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("misbehaviour", "kind", "down"),
+    [
+        ("reset_before_read", FaultClass.INTERRUPTED, True),
+        ("reset_before_status", FaultClass.INTERRUPTED, True),
+        ("reset_after_headers", FaultClass.AMBIGUOUS, False),
+        ("reset_in_body", FaultClass.AMBIGUOUS, False),
+    ],
+)
+async def test_a_connection_that_is_cut(simulator: Simulator, misbehaviour: str, kind: FaultClass, down: bool) -> None:
+    simulator.set_faults([{"kind": misbehaviour}])
+    async with line(simulator.url) as made:
+        fault = await made.fault()
+        assert (fault.kind, fault.upstream_down) == (kind, down)
+        assert simulator.url in fault.message
+
+
+async def test_a_connection_that_is_refused() -> None:
+    with bound() as closed:
+        async with line(url_of(closed)) as made:
+            fault = await made.fault()
+            assert (fault.kind, fault.upstream_down) == (FaultClass.NEVER_EXECUTED, True)
+            assert BreakKind.CONNECT_REFUSED.value in fault.message
+            assert made.upstream.refused_since_s is not None
+
+
+async def test_a_refusal_by_all_addresses_of_a_name_is_a_refusal() -> None:
+    """D18: an upstream given by a name that has several addresses."""
+    with bound() as closed:
+        async with line(url_of(closed, host="several.test")) as made:
+            made.session.connector._resolver = Several()  # type: ignore[union-attr] # what a name server would tell
+            fault = await made.fault()
+            assert BreakKind.CONNECT_REFUSED.value in fault.message
+            assert made.upstream.refused_since_s is not None
+
+
+class Several:
+    """A name server that knows two addresses for every name."""
+
+    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
+        known = {"hostname": host, "port": port, "family": socket.AF_INET, "proto": 0, "flags": socket.AI_NUMERICHOST}
+        return [{**known, "host": address} for address in ("127.0.0.1", "127.0.0.2")]
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_name_that_nobody_knows() -> None:
+    async with line("http://no-such-host.invalid:1") as made:
+        made.session.connector._resolver = NoNames()  # type: ignore[union-attr] # a real name server may be slow to say so
+        fault = await made.fault()
+        assert (fault.kind, fault.upstream_down) == (FaultClass.NEVER_EXECUTED, True)
+        assert BreakKind.DNS.value in fault.message
+
+
+class NoNames:
+    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_connection_that_is_never_accepted() -> None:
+    """A full backlog: the kernel drops what comes."""
+    with bound() as listening:
+        listening.listen(0)
+        fillers = []
+        for _ in range(4):
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(listening.getsockname())
+            fillers.append(filler)
+        async with line(url_of(listening), connect_timeout_s=0.1) as made:
+            fault = await made.fault()
+            assert (fault.kind, fault.upstream_down) == (FaultClass.NEVER_EXECUTED, True)
+            assert BreakKind.CONNECT_TIMEOUT.value in fault.message
+            assert made.upstream.refused_since_s is None
+        for filler in fillers:
+            filler.close()
+
+
+async def test_a_server_without_tls(simulator: Simulator) -> None:
+    async with line(simulator.url.replace("http:", "https:")) as made:
+        fault = await made.fault()
+        assert (fault.kind, fault.upstream_down) == (FaultClass.NEVER_EXECUTED, True)
+
+
+async def test_an_upstream_that_never_answers(simulator: Simulator) -> None:
+    """A15: final at the deadline, and the generation is given up."""
+    simulator.set_faults([{"kind": "hang"}])
+    async with line(simulator.url, read_timeout_s=0.1) as made:
+        fault = await made.fault()
+        assert (fault.kind, fault.upstream_down) == (FaultClass.AMBIGUOUS, False)
+        assert BreakKind.READ_TIMEOUT.value in fault.message
+        await until(lambda: simulator.stats()["aborted"] == 1)
+
+
+async def test_what_is_not_http() -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(b"220 mail.example ESMTP\r\n")
+        await writer.drain()
+
+    async with server(babble) as url, line(url) as made:
+        fault = await made.fault()
+        assert fault.kind in (FaultClass.AMBIGUOUS, FaultClass.INTERRUPTED)
+        assert url in fault.message
+
+
+async def test_an_idle_connection_that_the_upstream_closed_is_not_used_again() -> None:
+    """B4: the end of an idle connection is seen before the next request is written."""
+    connections: list[asyncio.StreamWriter] = []
+    closed = asyncio.Event()
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(len(ASKED))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        closed.set()
+
+    async with server(once) as url, line(url) as made:
+        for count in range(1, 4):
+            closed.clear()
+            assert await made.ask() == b"{}"
+            await closed.wait()
+            await until(lambda: not made.session.connector._conns or _is_closed(made))  # type: ignore[union-attr]
+            assert len(connections) == count
+
+
+def _is_closed(made: Line) -> bool:
+    connector = made.session.connector
+    assert connector is not None
+    return not any(protocol.is_connected() for pool in connector._conns.values() for protocol, _ in pool)
+
+
+async def test_the_workers_own_limits_are_not_the_upstreams_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bound() as closed:
+        async with line(url_of(closed)) as made:
+
+            async def exhausted(*_: object, **__: object) -> object:
+                raise OSError(24, "Too many open files")
+
+            monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", exhausted)
+            monkeypatch.setattr("aiohttp.connector.aiohappyeyeballs.start_connection", exhausted)
+            fault = await made.fault()
+            assert (fault.kind, fault.upstream_down) == (FaultClass.NEVER_EXECUTED, False)
+
+
+# -- ending an exchange from this side --------------------------------------------------------------------------------
+
+
+async def test_a_cancel_closes_the_upstream_connection(simulator: Simulator) -> None:
+    """D7"""
+    simulator.set_faults([{"kind": "hold"}])
+    async with line(simulator.url) as made:
+        exchange = asyncio.create_task(made.ask())
+        await until(lambda: simulator.stats()["in_flight"] == 1)
+        exchange.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await exchange
+        await until(lambda: simulator.stats()["aborted"] == 1)
+        assert simulator.stats()["in_flight"] == 0
+        assert not made.upstream.attempts
+
+
+async def test_a_break_off_is_a_fault_and_closes_the_connection(simulator: Simulator) -> None:
+    simulator.set_faults([{"kind": "hold"}])
+    async with line(simulator.url) as made:
+        exchange = asyncio.create_task(made.ask())
+        await until(lambda: simulator.stats()["in_flight"] == 1)
+        (attempt,) = made.upstream.attempts
+        attempt.break_off(BreakKind.DRAINING)
+        attempt.break_off(BreakKind.READ_TIMEOUT)
+        fault = await exchange
+        assert isinstance(fault, Fault)
+        assert (fault.kind, fault.upstream_down) == (FaultClass.INTERRUPTED, True)
+        await until(lambda: simulator.stats()["aborted"] == 1)
+
+
+@pytest.mark.parametrize("cancel_first", [False, True])
+async def test_a_cancel_is_not_lost_in_a_break_off(simulator: Simulator, cancel_first: bool) -> None:
+    """D7: both in one turn of the loop; a client's cancel must not end as one more execution."""
+    simulator.set_faults([{"kind": "hold"}])
+    async with line(simulator.url) as made:
+        exchange = asyncio.create_task(made.ask())
+        await until(lambda: simulator.stats()["in_flight"] == 1)
+        (attempt,) = made.upstream.attempts
+        if cancel_first:
+            exchange.cancel()
+        attempt.break_off(BreakKind.DRAINING)
+        if not cancel_first:
+            exchange.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await exchange
+
+
+async def test_an_upstream_that_drains_is_noticed_by_the_probe(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D18: old connections open without a byte, new ones refused; not a moment before it has refused for long."""
+    async with line(simulator.url) as made:
+        simulator.set_faults([{"kind": "hold"}])
+        exchange = asyncio.create_task(made.ask())
+        await until(lambda: simulator.stats()["in_flight"] == 1)
+        await made.pool.probe()
+        assert not refuses(made.upstream)
+        simulator.set_faults([{"kind": "drain"}])
+        await made.pool.probe()
+        assert refuses(made.upstream)
+        assert not exchange.done()
+        monkeypatch.setattr(upstreams, "REFUSED_FOR_S", 0.0)
+        await made.pool.probe()
+        fault = await exchange
+        assert isinstance(fault, Fault)
+        assert fault.kind is FaultClass.INTERRUPTED
+        assert BreakKind.DRAINING.value in fault.message
+
+
+async def test_a_probe_does_not_wait_behind_samples(simulator: Simulator) -> None:
+    """D18: with every connection in use, a drain is noticed all the same."""
+    simulator.set_faults([{"kind": "hold"}])
+    async with line(simulator.url, max_connections=1) as made:
+        exchanges = [asyncio.create_task(made.ask()) for _ in range(3)]
+        await until(lambda: simulator.stats()["in_flight"] == 1)
+        await made.pool.learn_models()
+        assert made.pool.catalogue.known
+        for exchange in exchanges:
+            exchange.cancel()
+        await asyncio.gather(*exchanges, return_exceptions=True)
+
+
+def refuses(upstream: Upstream) -> bool:
+    return upstream.refused_since_s is not None
+
+
+# -- the pool of connections ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_waiting_for_a_connection_is_charged_to_nobody() -> None:
+    """A4: two requests for a pool of one connection, each longer than the deadline for connecting."""
+    async with (
+        Simulator(SimulatorConfig(mode="latency", gen_seconds=0.15)) as simulator,
+        line(simulator.url, max_connections=1, connect_timeout_s=0.05, read_timeout_s=0.25) as made,
+    ):
+        replies = await asyncio.gather(*(made.ask(f"r{number}-a1") for number in range(3)))
+        assert all(isinstance(reply, bytes) for reply in replies), replies
+        assert simulator.stats()["peak_in_flight"] == 1
+
+
+async def test_requests_cancelled_while_queued_take_no_connection_with_them(simulator: Simulator) -> None:
+    """B3"""
+    simulator.set_faults([{"kind": "hold", "next": 10}])
+    async with line(simulator.url, max_connections=10) as made:
+        holding = [asyncio.create_task(made.ask(f"h{number}-a1")) for number in range(10)]
+        await until(lambda: simulator.stats()["in_flight"] == 10)
+        queued = [asyncio.create_task(made.ask(f"q{number}-a1")) for number in range(1000)]
+        await until(lambda: len(made.upstream.attempts) == 1010)
+        for task in queued:
+            task.cancel()
+        await asyncio.gather(*queued, return_exceptions=True)
+        for task in holding:
+            task.cancel()
+        await asyncio.gather(*holding, return_exceptions=True)
+        replies = await asyncio.gather(*(made.ask(f"n{number}-a1") for number in range(10)))
+        assert all(isinstance(reply, bytes) for reply in replies), replies
+        assert not made.upstream.attempts
+        assert simulator.stats()["received"] == 20
+
+
+@pytest.mark.slow
+async def test_requests_at_the_brink_of_an_idle_connections_end_are_executed_once() -> None:
+    """B4, scaled down: the upstream closes after 0.25 s, the gateway after 0.15 s; requests come in between."""
+    async with (
+        Simulator(SimulatorConfig(keep_alive_s=0.25)) as simulator,
+        line(simulator.url, upstream_keep_alive_s=0.15) as made,
+    ):
+        count = 0
+        for pause_s in (0.14, 0.149, 0.15, 0.151, 0.16, 0.24, 0.249, 0.25, 0.251, 0.26):
+            states = await asyncio.gather(*(made.execute(count + number) for number in range(4)))
+            assert states == [State.READY] * 4
+            count += 4
+            # What is tested is what becomes of connections that were idle for just so long.
+            await asyncio.sleep(pause_s)
+        assert simulator.stats()["executions"] == count
+        assert made.counters.attempts == count
