@@ -74,7 +74,13 @@ class AppBench(WorkerBench):
         self.sessions = Sessions(self.store, self.clock)
         self.upstream = FakeUpstream()
         catalogue = Catalogue((), self.settings.lora_name_template)
-        self.pool = UpstreamPool(("http://upstream",), self.upstream, catalogue, self.clock)  # type: ignore[arg-type] # get
+        self.pool = UpstreamPool(
+            ("http://upstream",),
+            self.upstream,  # type: ignore[arg-type] # all that is asked of it is `get`
+            catalogue,
+            self.clock,
+            sleep=self._sleep,
+        )
         self.clocks = DeliveryClocks(self.store, self.settings, self.counters, self.settlements)
         self.deps = Deps(
             live=Live(self.settings, Keyring(self.settings.api_keys)),
@@ -96,6 +102,9 @@ class AppBench(WorkerBench):
         await self.store.open(self, self.owner)
         await self.pool.learn_models()
         return self
+
+    async def _sleep(self, delay_s: float) -> None:
+        self.clock.advance(delay_s)
 
     async def close(self) -> None:
         await self.dispatcher.close()

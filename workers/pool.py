@@ -15,7 +15,7 @@ from workers.models import Served, decode_listing
 from workers.upstreams import Upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from shared.channel import UpstreamStatus
     from shared.clock import Clock
@@ -26,18 +26,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LISTING_TIMEOUT_S: Final = 5.0
-# A name that nobody serves makes the upstreams be asked again, but not by every request of a confused client.
+# A name that nobody serves makes the upstreams be asked again, but not by every request of a confused client: they wait
+# for each other. Waiting, not an answer from memory: an adapter may have been loaded since, and a 404 ends a run.
 _ASK_AGAIN_AFTER_S: Final = 2.0
 
 
 class UpstreamPool:
-    def __init__(self, urls: Sequence[str], forwarder: Forwarder, catalogue: Catalogue, clock: Clock) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        forwarder: Forwarder,
+        catalogue: Catalogue,
+        clock: Clock,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._upstreams = [Upstream(url) for url in urls]
         self._forwarder = forwarder
         self.catalogue = catalogue
         self._clock = clock
+        self._sleep = sleep
         self._asking: asyncio.Task[None] | None = None
         self._asked_s = float("-inf")
+        self._times_asked = 0
         self._served: dict[Upstream, list[Served]] = {}
 
     def choose(self, avoid: Upstream | None = None) -> Upstream:
@@ -67,6 +77,7 @@ class UpstreamPool:
     async def learn_models(self) -> None:
         """Ask every upstream what it serves; one that does not answer keeps what it told before."""
         self._asked_s = self._clock.monotonic_s()
+        self._times_asked += 1
         replies = await asyncio.gather(*(self._listing(upstream) for upstream in self._upstreams))
         for upstream, served in zip(self._upstreams, replies, strict=True):
             if served is not None:
@@ -88,12 +99,18 @@ class UpstreamPool:
             await asyncio.gather(self._asking, return_exceptions=True)
 
     async def _ask_again(self) -> None:
-        """Single flight: a wave of clients with a new name asks once."""
-        if self._asking is None or self._asking.done():
-            if self._clock.monotonic_s() - self._asked_s < _ASK_AGAIN_AFTER_S:
-                return
-            self._asking = asyncio.create_task(self.learn_models())
-        await asyncio.shield(self._asking)
+        """Ask once for all who wait. What was asked before does not count: the name may be younger."""
+        before = self._times_asked
+        while self._times_asked == before:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask_in_time())
+            await asyncio.shield(self._asking)
+
+    async def _ask_in_time(self) -> None:
+        due_s = self._asked_s + _ASK_AGAIN_AFTER_S - self._clock.monotonic_s()
+        if due_s > 0:
+            await self._sleep(due_s)
+        await self.learn_models()
 
     async def _listing(self, upstream: Upstream) -> list[Served] | None:
         reply = await self._forwarder.get(upstream, upstream.models_url, _LISTING_TIMEOUT_S)

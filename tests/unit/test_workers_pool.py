@@ -1,0 +1,236 @@
+"""What the upstreams serve, asked for as often as needed and no oftener; which of them rests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shared.clock import ManualClock
+from shared.core.errors import NotFound, Overloaded
+from shared.core.faults import BreakKind, Fault, FaultClass, classify_break
+from shared.core.model import ModelRef
+from tests.worker_bench import until
+from workers.models import Catalogue
+from workers.pool import UpstreamPool
+from workers.upstreams import REFUSED_FOR_S
+
+if TYPE_CHECKING:
+    from workers.upstreams import Upstream
+
+REFUSED = classify_break(BreakKind.CONNECT_REFUSED, "http://a")
+BUSY = Fault(FaultClass.NEVER_EXECUTED, "upstream answered 503: busy")
+BASE = ModelRef(base_model="org/base")
+ADAPTER = ModelRef(model_path="tinker://run-1/sampler_weights/1")
+
+
+def listing(*names: str) -> bytes:
+    return json.dumps({"data": [{"id": name, "max_model_len": 64} for name in names]}).encode()
+
+
+class FakeForwarder:
+    """Upstreams that answer, or refuse, what they were told to; with a gate they answer when it opens."""
+
+    def __init__(self) -> None:
+        self.replies: dict[str, bytes | Fault] = {}
+        self.asked: list[str] = []
+        self.gate: asyncio.Event | None = None
+        self.clock = ManualClock()
+
+    async def get(self, upstream: Upstream, url: object, timeout_s: float) -> bytes | Fault:
+        self.asked.append(upstream.url)
+        if self.gate is not None:
+            await self.gate.wait()
+        reply = self.replies.get(upstream.url, REFUSED)
+        if reply is REFUSED:
+            upstream.refused(self.clock.monotonic_s())
+        else:
+            upstream.accepted()
+        return reply
+
+
+class Broken:
+    """An exchange under way that remembers how it was ended."""
+
+    def __init__(self) -> None:
+        self.kind: BreakKind | None = None
+
+    def break_off(self, kind: BreakKind) -> None:
+        self.kind = kind
+
+
+class Bench:
+    def __init__(self, *urls: str) -> None:
+        self.forwarder = FakeForwarder()
+        self.clock = self.forwarder.clock
+        catalogue = Catalogue((), "{run_id}")
+        self.slept_s: list[float] = []
+        self.pool = UpstreamPool(
+            urls or ("http://a",),
+            self.forwarder,  # type: ignore[arg-type] # all that is asked of it is `get`
+            catalogue,
+            self.clock,
+            self._sleep,
+        )
+
+    async def _sleep(self, delay_s: float) -> None:
+        self.slept_s.append(delay_s)
+        await asyncio.sleep(0)
+        self.clock.advance(delay_s)
+
+    def serve(self, *names: str, url: str = "http://a") -> None:
+        self.forwarder.replies[url] = listing(*names)
+
+    def open_exchange(self) -> Broken:
+        made = Broken()
+        self.pool.choose().attempts.add(made)  # type: ignore[arg-type] # as far as a pool knows an attempt
+        return made
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_known_name_asks_nobody(bench: Bench) -> None:
+    bench.serve("org/base")
+    await bench.pool.learn_models()
+    assert (await bench.pool.resolve(BASE)).context_tokens == 64
+    assert len(bench.forwarder.asked) == 1
+
+
+async def test_before_any_upstream_has_answered_it_is_overloaded(bench: Bench) -> None:
+    with pytest.raises(Overloaded):
+        await bench.pool.resolve(BASE)
+    bench.clock.advance(60.0)
+    bench.serve("org/base")
+    assert (await bench.pool.resolve(BASE)).upstream_name == "org/base"
+
+
+async def test_a_wave_of_clients_with_a_new_name_asks_once(bench: Bench) -> None:
+    bench.forwarder.gate = asyncio.Event()
+    wave = [asyncio.create_task(bench.pool.resolve(BASE)) for _ in range(50)]
+    await until(lambda: bench.forwarder.asked)
+    bench.serve("org/base")
+    bench.forwarder.gate.set()
+    assert {target.upstream_name for target in await asyncio.gather(*wave)} == {"org/base"}
+    assert len(bench.forwarder.asked) == 1
+
+
+async def test_a_client_that_gives_up_does_not_take_the_answer_from_others(bench: Bench) -> None:
+    bench.forwarder.gate = asyncio.Event()
+    first, second = (asyncio.create_task(bench.pool.resolve(BASE)) for _ in range(2))
+    await until(lambda: bench.forwarder.asked)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    bench.serve("org/base")
+    bench.forwarder.gate.set()
+    assert (await second).upstream_name == "org/base"
+
+
+async def test_an_adapter_loaded_just_after_the_upstreams_were_asked_is_found(bench: Bench) -> None:
+    """A trainer loads it and binds it at once: a 404 would end the run."""
+    bench.serve("org/base")
+    await bench.pool.learn_models()
+    bench.serve("org/base", "run-1")
+    assert (await bench.pool.resolve(ADAPTER)).upstream_name == "run-1"
+
+
+async def test_an_answer_that_was_under_way_is_not_taken_for_a_new_name(bench: Bench) -> None:
+    bench.serve("org/base")
+    await bench.pool.learn_models()
+    bench.forwarder.gate = asyncio.Event()
+    early = asyncio.create_task(bench.pool.resolve(ModelRef(base_model="nope")))
+    await until(lambda: len(bench.forwarder.asked) == 2)
+    late = asyncio.create_task(bench.pool.resolve(ADAPTER))
+    await asyncio.sleep(0)
+    bench.forwarder.gate.set()
+    with pytest.raises(NotFound):
+        await early
+    bench.serve("org/base", "run-1")
+    assert (await late).upstream_name == "run-1"
+
+
+async def test_a_name_that_nobody_serves_does_not_hammer_the_upstreams(bench: Bench) -> None:
+    bench.serve("org/base")
+    await bench.pool.learn_models()
+    wave = [bench.pool.resolve(ModelRef(base_model="nope")) for _ in range(100)]
+    outcomes = await asyncio.gather(*wave, return_exceptions=True)
+    assert all(isinstance(outcome, NotFound) for outcome in outcomes)
+    assert len(bench.forwarder.asked) == 2
+    assert bench.slept_s == [2.0]
+
+
+async def test_an_upstream_that_does_not_answer_keeps_what_it_told(bench: Bench) -> None:
+    bench.serve("org/base")
+    await bench.pool.learn_models()
+    for reply in (REFUSED, b"<html>", listing()):
+        bench.forwarder.replies["http://a"] = reply
+        await bench.pool.learn_models()
+        assert bench.pool.catalogue.known is (reply != listing())
+
+
+async def test_the_models_of_all_upstreams_are_offered() -> None:
+    bench = Bench("http://a", "http://b")
+    bench.serve("one")
+    bench.serve("two", url="http://b")
+    await bench.pool.learn_models()
+    assert set(bench.pool.catalogue.base_models()) == {"one", "two"}
+
+
+async def test_closing_ends_a_question_under_way(bench: Bench) -> None:
+    bench.forwarder.gate = asyncio.Event()
+    asking = asyncio.create_task(bench.pool.resolve(BASE))
+    await until(lambda: bench.forwarder.asked)
+    await bench.pool.close()
+    outcome = (await asyncio.gather(asking, return_exceptions=True))[0]
+    assert isinstance(outcome, asyncio.CancelledError)
+
+
+# -- probing ----------------------------------------------------------------------------------------------------------
+
+
+async def test_only_upstreams_in_doubt_are_probed() -> None:
+    bench = Bench("http://idle", "http://failed")
+    failed = bench.pool.choose(bench.pool.choose())
+    failed.failed(bench.clock.monotonic_s())
+    await bench.pool.probe()
+    assert bench.forwarder.asked == [failed.url]
+
+
+async def test_an_upstream_that_refuses_for_long_has_its_exchanges_broken_off(bench: Bench) -> None:
+    """D18"""
+    exchange = bench.open_exchange()
+    for expected in (None, BreakKind.DRAINING):
+        await bench.pool.probe()
+        assert exchange.kind is expected
+        assert bench.pool.all_rest
+        bench.clock.advance(REFUSED_FOR_S)
+
+
+async def test_a_restart_behind_a_proxy_breaks_nothing_off(bench: Bench) -> None:
+    """D18: it refused, and then took a connection again."""
+    exchange = bench.open_exchange()
+    await bench.pool.probe()
+    bench.clock.advance(REFUSED_FOR_S - 1.0)
+    bench.serve("org/base")
+    await bench.pool.probe()
+    bench.forwarder.replies.clear()
+    bench.clock.advance(REFUSED_FOR_S)
+    await bench.pool.probe()
+    assert exchange.kind is None
+
+
+async def test_a_busy_upstream_is_not_broken(bench: Bench) -> None:
+    exchange = bench.open_exchange()
+    bench.forwarder.replies["http://a"] = BUSY
+    for _ in range(3):
+        bench.clock.advance(REFUSED_FOR_S)
+        await bench.pool.probe()
+    assert exchange.kind is None
+    assert not bench.pool.all_rest
