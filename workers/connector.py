@@ -52,24 +52,26 @@ class BoundSocketFactory:
         return made
 
 
-def connection_limit(settings: Settings) -> int:
-    """Upstream connections this worker may have open at once; 0 is no limit.
+def connection_limits(settings: Settings) -> tuple[int, int]:
+    """Connections this worker may have open at once, in all and to one upstream; 0 is no limit.
 
-    The automatic value is what one source IP can really open: above it requests wait in the connector instead of
-    failing with EADDRNOTAVAIL.
+    The automatic values are what one source IP can really open: above them requests wait in the connector instead of
+    failing with EADDRNOTAVAIL. Ports are spent per upstream: when one of two rests, the other has no more than before.
     """
     if settings.max_connections is not None:
-        return settings.max_connections
-    sharing = _slots_sharing_an_address(settings)
+        return settings.max_connections, 0
+    port_range, sharing = _ephemeral_range(), _slots_sharing_an_address(settings)
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limited = open_files if open_files != resource.RLIM_INFINITY else None
-    return ports.connection_limit(_ephemeral_range(), len(settings.upstreams), sharing, limited)
+    in_all = ports.connection_limit(port_range, len(settings.upstreams), sharing, limited)
+    return in_all, ports.connection_limit(port_range, 1, sharing, limited)
 
 
 def make_session(settings: Settings, source_ip: str | None) -> aiohttp.ClientSession:
     """The session for samples."""
+    in_all, to_one = connection_limits(settings)
     connector = _connector(
-        source_ip, limit=connection_limit(settings), keepalive_timeout=settings.upstream_keep_alive_s
+        source_ip, limit=in_all, limit_per_host=to_one, keepalive_timeout=settings.upstream_keep_alive_s
     )
     return _session(settings, connector)
 
@@ -85,7 +87,6 @@ def make_probe_session(settings: Settings, source_ip: str | None) -> aiohttp.Cli
 
 def _connector(source_ip: str | None, **options: Any) -> aiohttp.TCPConnector:
     return aiohttp.TCPConnector(
-        limit_per_host=0,
         happy_eyeballs_delay=None,
         ttl_dns_cache=30,
         socket_factory=BoundSocketFactory(source_ip) if source_ip is not None else None,

@@ -1,0 +1,207 @@
+"""Upstream connections over real sockets: whose address they leave from, which ports they take, how many there are."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from gateway.simulator.config import SimulatorConfig
+from gateway.simulator.simulator import Simulator
+from shared.config import Settings
+from shared.core import ports
+from tests.worker_bench import until
+from workers.connector import BoundSocketFactory, connection_limits, make_probe_session, make_session
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from aiohttp.connector import AddrInfoType
+
+ASKED = {"model": "sim/tiny", "prompt": [10], "max_tokens": 1}
+# linux/in.h, since 6.3: the ephemeral ports of one socket.
+IP_LOCAL_PORT_RANGE = 51
+FEW_PORTS = (42_000, 42_063)
+_PACKED = struct.pack("=HH", *FEW_PORTS)
+
+
+class FewPorts(BoundSocketFactory):
+    """As on a machine with 64 ephemeral ports."""
+
+    def __call__(self, address: AddrInfoType) -> socket.socket:
+        made = super().__call__(address)
+        made.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, _PACKED)
+        return made
+
+
+def kernel_limits_ports() -> bool:
+    with socket.socket() as tried:
+        try:
+            tried.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, _PACKED)
+        except OSError:
+            return False
+    return True
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as made:
+        yield made
+
+
+async def simulator_on(stack: AsyncExitStack, host: str = "127.0.0.1") -> Simulator:
+    return await stack.enter_async_context(Simulator(SimulatorConfig(host=host)))
+
+
+async def session_for(stack: AsyncExitStack, source_ip: str | None, **settings: Any) -> aiohttp.ClientSession:
+    return await stack.enter_async_context(make_session(Settings(**settings), source_ip))
+
+
+async def complete(session: aiohttp.ClientSession, url: str) -> int:
+    async with session.post(f"{url}/v1/completions", json=ASKED) as response:
+        await response.read()
+        return response.status
+
+
+@pytest.mark.parametrize("source_ip", ["127.0.0.7", "127.1.2.3"])
+async def test_connections_leave_from_the_slots_address(stack: AsyncExitStack, source_ip: str) -> None:
+    simulator = await simulator_on(stack)
+    session = await session_for(stack, source_ip)
+    assert await complete(session, simulator.url) == 200
+    assert simulator.stats()["by_source_ip"] == {source_ip: 1}
+
+
+async def test_a_question_leaves_from_it_too_and_over_a_new_connection_each_time(stack: AsyncExitStack) -> None:
+    simulator = await simulator_on(stack)
+    session = await stack.enter_async_context(make_probe_session(Settings(), "127.0.0.7"))
+    for _ in range(2):
+        assert await complete(session, simulator.url) == 200
+        await until(lambda: simulator.stats()["connections"] == 0)
+    assert simulator.stats()["by_source_ip"] == {"127.0.0.7": 2}
+
+
+async def test_without_an_address_the_kernel_chooses(stack: AsyncExitStack) -> None:
+    simulator = await simulator_on(stack)
+    assert await complete(await session_for(stack, None), simulator.url) == 200
+
+
+def test_the_port_is_left_to_connect() -> None:
+    """B5: bound early, it would be spent for all destinations."""
+    address = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))
+    with BoundSocketFactory("127.0.0.7")(address) as made:
+        assert made.getsockname() == ("127.0.0.7", 0)
+        assert not made.getblocking()
+
+
+def test_an_address_that_is_not_ours_leaves_no_descriptor_behind() -> None:
+    address = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="assign") as caught:
+        BoundSocketFactory("192.0.2.1")(address)
+    assert caught.value.errno == errno.EADDRNOTAVAIL
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.skipif(not kernel_limits_ports(), reason="the kernel does not know IP_LOCAL_PORT_RANGE (6.3)")
+async def test_ports_are_spent_per_destination_and_what_is_beyond_them_queues(
+    stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B5: 64 ports, 200 samples, two upstreams."""
+    monkeypatch.setattr("workers.connector._ephemeral_range", lambda: FEW_PORTS)
+    simulators = [await simulator_on(stack, host) for host in ("127.0.0.1", "127.0.0.2")]
+    for simulator in simulators:
+        simulator.set_faults([{"kind": "hold"}])
+    limit = ports.connection_limit(FEW_PORTS, len(simulators))
+    session = await session_for(stack, "127.0.0.9", upstreams=tuple(simulator.url for simulator in simulators))
+    assert session.connector is not None
+    session.connector._socket_factory = FewPorts("127.0.0.9")  # type: ignore[attr-defined] # of a TCPConnector
+    asked = [asyncio.create_task(complete(session, simulators[number % 2].url)) for number in range(200)]
+    await until(lambda: sum(simulator.stats()["in_flight"] for simulator in simulators) == limit)
+    assert limit > FEW_PORTS[1] - FEW_PORTS[0] + 1
+    for simulator in simulators:
+        simulator.set_faults([])
+        # Over a connection of its own: those of the session are all in use.
+        async with aiohttp.request("POST", f"{simulator.url}/_sim/release") as response:
+            assert response.status == 200
+    assert set(await asyncio.gather(*asked)) == {200}
+
+
+@pytest.mark.skipif(not kernel_limits_ports(), reason="the kernel does not know IP_LOCAL_PORT_RANGE (6.3)")
+async def test_one_upstream_that_gets_all_the_samples_has_ports_for_its_share(
+    stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B5: the other one rests; what one address cannot open waits as well."""
+    monkeypatch.setattr("workers.connector._ephemeral_range", lambda: FEW_PORTS)
+    simulator = await simulator_on(stack)
+    session = await session_for(stack, "127.0.0.9", upstreams=(simulator.url, "http://127.0.0.2:1"))
+    assert session.connector is not None
+    session.connector._socket_factory = FewPorts("127.0.0.9")  # type: ignore[attr-defined] # of a TCPConnector
+    assert set(await asyncio.gather(*(complete(session, simulator.url) for _ in range(200)))) == {200}
+
+
+async def test_no_more_connections_than_the_limit(stack: AsyncExitStack) -> None:
+    simulator = await simulator_on(stack)
+    session = await session_for(stack, None, max_connections=3)
+    assert await asyncio.gather(*(complete(session, simulator.url) for _ in range(20))) == [200] * 20
+    assert simulator.stats()["connections"] <= 3
+
+
+async def test_idle_connections_are_closed_before_the_upstream_closes_them(stack: AsyncExitStack) -> None:
+    """B4"""
+    simulator = await simulator_on(stack)
+    session = await session_for(stack, None, upstream_keep_alive_s=0.01)
+    assert await complete(session, simulator.url) == 200
+    assert simulator.stats()["connections"] == 1
+    await until(lambda: simulator.stats()["connections"] == 0)
+
+
+async def test_nothing_is_sent_that_was_not_asked_for(stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy from the environment, no User-Agent; the upstream's key and nothing of the client's."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    seen: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.extend((await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\nset-cookie: a=b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await stack.enter_async_context(await asyncio.start_server(serve, "127.0.0.1", 0))
+    session = await session_for(stack, None, upstream_api_key="sk-1")
+    port = server.sockets[0].getsockname()[1]
+    for _ in range(2):
+        async with session.get(f"http://127.0.0.1:{port}/"):
+            pass
+    names = {line.partition(":")[0] for line in seen if ":" in line}
+    assert names == {"host", "authorization"}
+    assert "authorization: bearer sk-1" in seen
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({"workers": 1}, 1),
+        ({"workers": 4}, 4),
+        ({"workers": 4, "source_ips": ("127.0.0.2", "127.0.0.3")}, 2),
+        ({"workers": 2, "source_ips": ("127.0.0.2", "127.0.0.3", "127.0.0.4")}, 1),
+    ],
+)
+def test_workers_that_share_an_address_share_its_ports(
+    settings: dict[str, Any], share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.connector.resource.getrlimit", lambda _: (10**9, 10**9))
+    monkeypatch.setattr("workers.connector._ephemeral_range", lambda: (10_000, 19_999))
+    upstreams = ("http://a", "http://b")
+    assert connection_limits(Settings(upstreams=upstreams, **settings)) == (18000 // share, 9000 // share)
+
+
+def test_a_limit_that_was_given_counts() -> None:
+    assert connection_limits(Settings(max_connections=5)) == (5, 0)
+    assert connection_limits(Settings(max_connections=0)) == (0, 0)
