@@ -142,4 +142,4 @@ class WorkerBench:
         return stored.header.state if stored is not None else None
 
     def holds_nothing(self) -> bool:
-        return self.dispatcher.in_flight == 0 and self.dispatcher.in_flight_bytes == 0
+        return not (self.dispatcher.in_flight or self.dispatcher.in_flight_bytes or self.dispatcher.session_ids())

@@ -29,7 +29,7 @@ from shared.wire.tinker import failure_body
 from workers.running import Ending, Phase, Running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from shared.clock import Clock
     from shared.config import Settings
@@ -80,6 +80,7 @@ class Dispatcher:
         self._undelivered_ttl_s = settings.undelivered_ttl_s
         self._limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         self._running: dict[SampleKey, Running] = {}
+        self._by_session: dict[str, set[Running]] = {}
         self._in_flight_bytes = 0
         self._full_until_s = 0.0
         self._draining = False
@@ -103,6 +104,10 @@ class Dispatcher:
 
     def all_running(self) -> Iterable[Running]:
         return list(self._running.values())
+
+    def session_ids(self) -> list[str]:
+        """The client sessions of what runs."""
+        return list(self._by_session)
 
     def reconfigure(self, settings: Settings) -> None:
         self._limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
@@ -134,6 +139,7 @@ class Dispatcher:
         running = Running(session, key, spec, claim, target, held_bytes, begun)
         # No await between the look and this line: the second of two equal submissions finds the first.
         self._running[key] = running
+        self._by_session.setdefault(session.session_id, set()).add(running)
         self._in_flight_bytes += held_bytes
         self._idle.clear()
         return running
@@ -269,7 +275,7 @@ class Dispatcher:
 
     def end_session(self, session_id: str) -> int:
         """Its session was finished, or fell silent: end all it runs. Returns how many."""
-        return self._end_all(State.STALE, lambda running: running.session.session_id == session_id)
+        return _end_all(self._by_session.get(session_id, ()), State.STALE)
 
     def drain(self) -> None:
         """Take nothing more; what runs goes on."""
@@ -277,10 +283,7 @@ class Dispatcher:
 
     def orphan_all(self) -> int:
         """The drain deadline: the SDK submits what still runs again, elsewhere. Returns how many."""
-        return self._end_all(State.ORPHANED, lambda _: True)
-
-    def _end_all(self, state: State, which: Callable[[Running], bool]) -> int:
-        return sum(running.end_early(Ending(state)) for running in self.all_running() if which(running))
+        return _end_all(self.all_running(), State.ORPHANED)
 
     async def wait_idle(self) -> None:
         await self._idle.wait()
@@ -304,9 +307,17 @@ class Dispatcher:
     def _release(self, running: Running) -> None:
         if self._running.get(running.key) is running:
             del self._running[running.key]
+            self._forget_of_session(running)
             self._in_flight_bytes -= running.held_bytes
         if not self._running:
             self._idle.set()
+
+    def _forget_of_session(self, running: Running) -> None:
+        session_id = running.session.session_id
+        of_session = self._by_session[session_id]
+        of_session.remove(running)
+        if not of_session:
+            del self._by_session[session_id]
 
     def _abandon(self, running: Running, error: StoreError) -> None:
         """It was never begun, and will not be."""
@@ -343,6 +354,10 @@ _ENDINGS: Final = {
     State.STALE: "stale",
     State.ORPHANED: "orphaned",
 }
+
+
+def _end_all(runnings: Iterable[Running], state: State) -> int:
+    return sum(running.end_early(Ending(state)) for running in runnings)
 
 
 async def _known(running: Running) -> Header:

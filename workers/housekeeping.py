@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 RENEW_EVERY_S: Final = 5.0
 PROBE_EVERY_S: Final = 2.0
 MODELS_EVERY_S: Final = 30.0
-# Commands of a refill that are under way together: fills a pipeline, leaves the loop its turns.
-_REFILL_AT_ONCE: Final = 500
+# Commands of one duty that are under way together: fills a pipeline, leaves the loop its turns.
+_AT_ONCE: Final = 500
 
 
 class Housekeeping:
@@ -112,11 +112,11 @@ class Housekeeping:
         lost: the results that nobody fetched yet. Where nothing was lost, none of this changes anything.
         """
         running = list(self._deps.dispatcher.all_running())
-        for first in range(0, len(running), _REFILL_AT_ONCE):
-            await _all(map(self._enter_again, running[first : first + _REFILL_AT_ONCE]))
+        for first in range(0, len(running), _AT_ONCE):
+            await _all(map(self._enter_again, running[first : first + _AT_ONCE]))
         lost = self._deps.settlements.claims()
-        for first in range(0, len(lost), _REFILL_AT_ONCE):
-            batch = lost[first : first + _REFILL_AT_ONCE]
+        for first in range(0, len(lost), _AT_ONCE):
+            batch = lost[first : first + _AT_ONCE]
             await _all(self._orphan_if_missing(key, claim) for key, claim in batch)
 
     async def _enter_again(self, running: Running) -> None:
@@ -136,23 +136,27 @@ class Housekeeping:
     async def _write_signs_of_life(self) -> None:
         noted = self._deps.sessions.take_noted()
         try:
-            for session_id in noted:
-                await self._deps.sessions.touch(session_id)
+            # Not one after the other: the lease waits for them.
+            for first in range(0, len(noted), _AT_ONCE):
+                await _all(map(self._write_sign_of_life, noted[first : first + _AT_ONCE]))
         except StoreError:
             self._deps.sessions.return_noted(noted)
             raise
 
+    async def _write_sign_of_life(self, session_id: str) -> None:
+        await self._deps.sessions.touch(session_id)
+
     async def _end_dead_sessions(self) -> None:
         """Finished sessions whose message was lost, and those that have been silent for too long."""
-        session_ids = list({running.session.session_id for running in self._deps.dispatcher.all_running()})
+        session_ids = self._deps.dispatcher.session_ids()
         if not session_ids:
             return
         infos = await self._deps.store.session_infos(session_ids)
         for session_id, info in zip(session_ids, infos, strict=True):
             self._deps.sessions.learn(session_id, info)
             if info.state is SessionState.FINISHED or self._is_silent(info.seen_ms):
-                ended = self._deps.dispatcher.end_session(session_id)
-                log.info("session is over: its running samples are ended", extra={"samples": ended})
+                if ended := self._deps.dispatcher.end_session(session_id):
+                    log.info("session is over: its running samples are ended", extra={"samples": ended})
 
     def _is_silent(self, seen_ms: int) -> bool:
         """Time without the store does not count against a session: nobody could write its signs of life."""

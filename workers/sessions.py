@@ -35,7 +35,6 @@ class _Known:
     looked_up: bool = False
     finished: bool = False
     seen_ms: int = 0
-    noted: bool = False
 
 
 class Sessions:
@@ -43,7 +42,9 @@ class Sessions:
         self._store = store
         self._clock = clock
         self._parsed: OrderedDict[tuple[str, bytes], SamplingSession] = OrderedDict()
-        self._known: dict[str, _Known] = {}
+        # The longest unused first, so that forgetting looks at no other.
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._noted: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -83,8 +84,9 @@ class Sessions:
     def note(self, session_id: str) -> _Known:
         """A sign of life that needs no answer: a poll."""
         known = self._of(session_id)
-        known.noted = True
         known.used_s = self._clock.monotonic_s()
+        self._known.move_to_end(session_id)
+        self._noted[session_id] = None
         return known
 
     async def touch(self, session_id: str) -> bool:
@@ -108,13 +110,10 @@ class Sessions:
 
     def take_noted(self) -> list[str]:
         """The sessions with a sign of life since the last call; forgets those that are long unused."""
-        now_s = self._clock.monotonic_s()
-        noted = [session_id for session_id, known in self._known.items() if known.noted]
-        for session_id in noted:
-            self._known[session_id].noted = False
-        idle = [key for key, known in self._known.items() if now_s - known.used_s > _FORGET_AFTER_S]
-        for session_id in idle:
-            del self._known[session_id]
+        noted, self._noted = list(self._noted), {}
+        unused_since_s = self._clock.monotonic_s() - _FORGET_AFTER_S
+        while self._known and next(iter(self._known.values())).used_s < unused_since_s:
+            self._known.popitem(last=False)
         return noted
 
     def return_noted(self, session_ids: Sequence[str]) -> None:

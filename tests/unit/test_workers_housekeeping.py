@@ -262,6 +262,18 @@ async def test_signs_of_life_that_could_not_be_written_are_written_later(bench: 
     assert SESSION_ID in bench.server.sessions
 
 
+async def test_many_signs_of_life_are_written_together(bench: Bench) -> None:
+    """The lease does not wait for ten thousand round trips."""
+    for number in range(100):
+        bench.sessions.note(f"gws-{number}")
+    bench.store.gate = asyncio.Event()
+    writing = asyncio.create_task(bench.housekeeping._write_signs_of_life())
+    await until(lambda: bench.store.commands == 100)
+    bench.store.gate.set()
+    await writing
+    assert len(bench.server.sessions) == 100
+
+
 # -- the samples of the dead ------------------------------------------------------------------------------------------
 
 

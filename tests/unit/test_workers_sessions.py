@@ -133,3 +133,13 @@ async def test_sessions_that_nobody_uses_are_forgotten_after_their_last_sign_was
     assert len(bench.sessions) == 0
     await bench.sessions.require_alive(SESSION_ID)
     assert bench.store.commands == 2
+
+
+async def test_those_that_are_used_outlive_older_ones_that_are_not(bench: Bench) -> None:
+    for number in range(3):
+        bench.sessions.note(f"gws-{number}")
+        bench.clock.advance(300.0)
+    bench.sessions.note("gws-0")
+    bench.clock.advance(299.0)
+    bench.sessions.take_noted()
+    assert list(bench.sessions._known) == ["gws-2", "gws-0"]
