@@ -2,7 +2,8 @@
 
     offset  bytes  field
     0       1      state, the value of `lifecycle.State`
-    1       1      settled: the clock, "-" undelivered, "r" a reply was handed over, "a" acknowledged;
+    1       1      settled: the clock, "-" undelivered, "r" a reply was handed over, "a" acknowledged
+                   too, "A" acknowledged and not yet counted as handed over;
                    PENDING: "-", or "p" while no upstream takes the sample
     2       2      attempt that owns the sample, big-endian
     4       4      n, the number of sequences promised, big-endian
@@ -30,8 +31,10 @@ DIGEST_BYTES: Final = 16
 UNDELIVERED: Final = b"-"
 HANDED_OVER: Final = b"r"
 ACKNOWLEDGED: Final = b"a"
+# The acknowledgement came first: the hand-over that it confirms is being counted by another worker.
+ACKNOWLEDGED_FIRST: Final = b"A"
 PAUSED: Final = b"p"
-_STARTED: Final = (HANDED_OVER, ACKNOWLEDGED)
+_STARTED: Final = (HANDED_OVER, ACKNOWLEDGED, ACKNOWLEDGED_FIRST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,8 @@ class Store(Protocol):
     async def mark_retrieved(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
         """Replies were handed over: start the retrieved clock of those settled samples whose clock had not started.
 
-        Returns for how many it started. A clock that leaves less than `ttl_s` is not extended.
+        Returns how many were handed over for the first time; one that was acknowledged before (the client is quicker
+        than our counting) is among them. A clock that leaves less than `ttl_s` is not extended.
         """
         ...
 

@@ -33,6 +33,7 @@ class _Stored:
     payload: bytes
     expires_s: float | None
     acknowledged: bool = False
+    counted: bool = False  # as handed over
 
 
 @dataclass(slots=True)
@@ -182,12 +183,13 @@ class MemoryStore:
 
     def _start_clock(self, key: SampleKey, ttl_s: float, *, acknowledged: bool) -> bool:
         stored = self._stored(key)
-        if stored is None or stored.header.state not in SETTLED or stored.acknowledged:
+        if stored is None or stored.header.state not in SETTLED:
             return False
-        if stored.header.handed_over and not acknowledged:
+        if stored.acknowledged if acknowledged else stored.counted:
             return False
         stored.header = replace(stored.header, state=after(stored.header.state, Event.HANDED_OVER), handed_over=True)
-        stored.acknowledged = acknowledged
+        stored.acknowledged = stored.acknowledged or acknowledged
+        stored.counted = stored.counted or not acknowledged
         due_s = self._clock.monotonic_s() + ttl_s
         stored.expires_s = min(stored.expires_s, due_s) if stored.expires_s is not None else due_s
         return True

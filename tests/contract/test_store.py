@@ -230,6 +230,19 @@ async def test_an_acknowledgement_shortens_what_is_left(bench: Bench) -> None:
     assert await bench.ttl_s("gw:s:session:1") == pytest.approx(30, abs=5)
 
 
+async def test_an_acknowledgement_that_comes_first_leaves_the_hand_over_to_be_counted(bench: Bench) -> None:
+    """The client confirms at one worker before another has counted what it handed over: both counts are right."""
+    store = await bench.store(ALICE)
+    await bring_to(store, KEY, State.READY)
+    assert await store.acknowledge([KEY], ttl_s=30) == 1
+    assert await state_of(store, KEY) is State.RETRIEVED
+    assert await store.mark_retrieved([KEY], ttl_s=300) == 1
+    assert await store.mark_retrieved([KEY], ttl_s=300) == 0
+    assert await store.acknowledge([KEY], ttl_s=30) == 0
+    assert await store.count_unread([KEY]) == 0
+    assert await bench.ttl_s("gw:s:session:1") == pytest.approx(30, abs=5)
+
+
 async def test_a_clock_never_lengthens_a_life(bench: Bench) -> None:
     store = await bench.store(ALICE)
     await bring_to(store, KEY, State.READY)
@@ -345,7 +358,7 @@ async def test_a_log_that_began_anew_is_not_mistaken_for_the_old_one(bench: Benc
     store = await bench.store(ALICE)
     await complete(store, 1, 2, 3)
     old = (await store.read_log("session", 0, 0, limit=10)).cursor
-    bench.forget("gw:l:session:0")
+    bench.forget("gw:l:{session}:0")
     assert (await store.read_log("session", 0, old, limit=10)).cursor == 0
     await complete(store, 11, 12, 13, 14)
     page = await store.read_log("session", 0, old, limit=10)
