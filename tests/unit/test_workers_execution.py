@@ -73,6 +73,7 @@ class Bench:
         self.counters = Counters()
         self.slept_s: list[float] = []
         self.paused: list[str | None] = []
+        self.marks: list[bool] = []
         self.pool = UpstreamPool(urls, self.forwarder, Catalogue((), ""), self.clock)  # type: ignore[arg-type] # as above
         self.executor = Executor(
             self.pool,
@@ -82,6 +83,7 @@ class Bench:
             retry.Policy(**policy),
             rng_unit=lambda: 0.0,
             sleep=self._sleep,
+            mark_paused=self._mark_paused,
         )
 
     async def _sleep(self, delay_s: float) -> None:
@@ -89,6 +91,10 @@ class Bench:
         self.paused.append(self.running.paused_reason)
         self.clock.advance(delay_s)
         await asyncio.sleep(0)
+
+    async def _mark_paused(self, running: Running, paused: bool) -> None:
+        assert running is self.running
+        self.marks.append(paused)
 
     async def execute(self, wanted: SampleSpec | None = None) -> tuple[State, bytes]:
         wanted = wanted or spec()
@@ -195,6 +201,7 @@ async def test_polls_are_told_why_it_waits_and_only_while_it_does() -> None:
     bench = Bench(BUSY)
     await bench.execute()
     assert bench.paused == [BUSY.message]
+    assert bench.marks == [True, False]
     assert bench.running.paused_reason is None
 
 

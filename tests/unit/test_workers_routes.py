@@ -405,6 +405,22 @@ async def test_a_poll_that_is_not_answered_in_time_is_408_with_the_queues_state(
     await bench.close()
 
 
+async def test_a_poll_at_another_worker_is_told_that_no_upstream_takes_the_sample(bench: AppBench) -> None:
+    """A15, D8"""
+    other = await AppBench(bench.server, OTHER_OWNER, poll_timeout_s=0.01).open()
+    promised = (await bench.asample()).json["request_id"]
+    running = bench.dispatcher.running(KEY)
+    assert running is not None
+    for paused, state in ((True, "paused_capacity"), (False, "active")):
+        await bench.store.mark_paused(KEY, running.claim, paused=paused)
+        answered = await other.retrieve(promised)
+        assert (answered.status, answered.json["queue_state"]) == (408, state)
+    other.store.fail_before = AWAY
+    answered = await other.retrieve(promised)
+    assert (answered.status, answered.json["queue_state"]) == (408, "paused_capacity")
+    await other.close()
+
+
 async def test_old_sdks_get_json(bench: AppBench) -> None:
     answered = await bench.retrieve(await settled(bench), accept="application/json")
     assert answered.headers["content-type"] == "application/json"
