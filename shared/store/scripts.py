@@ -76,7 +76,8 @@ return 0
 """
 )
 
-# KEYS records; ARGV ttl_ms, clock. SETRANGE keeps the time to live; a clock that leaves less is left alone.
+# KEYS records; ARGV ttl_ms, r (handed over) or a (acknowledged). SETRANGE keeps the time to live; a clock that leaves
+# less is left alone. Acknowledged before it was counted as handed over is A: whoever handed it over still counts it.
 START_CLOCK: Final = Script(
     _EVEN_WHEN_FULL
     + """
@@ -84,9 +85,10 @@ local started = 0
 for _, key in ipairs(KEYS) do
   local head = redis.call('GETRANGE', key, 0, 1)
   local state, clock = string.sub(head, 1, 1), string.sub(head, 2, 2)
-  if head ~= '' and state ~= 'P' and clock ~= ARGV[2] and clock ~= 'a' then
+  local next = (ARGV[2] == 'r' and {['-'] = 'r', A = 'a'} or {['-'] = 'A', r = 'a'})[clock]
+  if head ~= '' and state ~= 'P' and next then
     if state == 'R' then state = 'D' end
-    redis.call('SETRANGE', key, 0, state .. ARGV[2])
+    redis.call('SETRANGE', key, 0, state .. next)
     local left_ms = redis.call('PTTL', key)
     if left_ms < 0 or left_ms > tonumber(ARGV[1]) then redis.call('PEXPIRE', key, ARGV[1]) end
     started = started + 1
