@@ -81,6 +81,13 @@ class Child:
             await asyncio.gather(*self._readers, return_exceptions=True)
         return self._process.returncode
 
+    async def kill(self) -> None:
+        """SIGKILL for it and all that it started, as a crash would."""
+        assert self._process is not None
+        _signal_quietly(self._process.pid, signal.SIGKILL, os.killpg)
+        await self._process.wait()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
     async def _ask_to_exit(self, pid: int, grace_s: float) -> None:
         """SIGTERM, and `grace_s` to heed it."""
         loop = asyncio.get_running_loop()

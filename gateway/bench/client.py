@@ -141,18 +141,19 @@ class SdkClient:
             await self._run_sample(sample(self._workload, index))
 
     async def _run_sample(self, wanted: Sample) -> None:
-        started_s = self._clock.monotonic_s()
+        started_s = submitted_s = self._clock.monotonic_s()
         resubmissions = 0
         while isinstance(outcome := await self._attempt(wanted), Gone):
             await asyncio.sleep(resubmit_delay_s(resubmissions, self._jitter.random()))
             resubmissions += 1
             self._tally.resubmitted += 1
+            submitted_s = self._clock.monotonic_s()
         if outcome is None:
             self._tally.cancelled += 1
             return
         broken = outcome if isinstance(outcome, Broken) else self._verifier.complaint(outcome, wanted)
         if broken is None:
-            self._tally.succeed(self._clock.monotonic_s() - started_s)
+            self._tally.succeed(started_s, submitted_s, self._clock.monotonic_s())
         else:
             self._tally.fail(broken.kind, f"sample {wanted.index}: {broken.detail}", wrong=broken.wrong)
 

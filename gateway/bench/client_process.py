@@ -139,6 +139,7 @@ def _report(client: SdkClient, tally: Tally, cpu_seconds: float) -> Report:
         examples=tally.examples,
         submit_s=tally.submit_s.tobytes(),
         latency_s=tally.latency_s.tobytes(),
+        spans_s=tally.spans_s.tobytes(),
         cpu_seconds=cpu_seconds,
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )

@@ -60,6 +60,12 @@ _SCENARIO_OPTIONS: list[Callable[[Any], Any]] = [
         default=None,
         help="Compare every token with the simulated vLLM's. [default: only where bench started the simulated vLLM]",
     ),
+    click.option(
+        "--chaos",
+        metavar="PLAN",
+        help="What to break, in seconds after the first sample: kill-worker@5,restart-redis@10,wipe-redis@12,"
+        "stall-redis@14,kill-upstream@16; or random, or random@SECONDS, drawn from --seed. Not with --url.",
+    ),
     click.option("--seed", type=click.IntRange(0), help="Decides prompts and trouble. [default: drawn and printed]"),
 ]
 
@@ -112,6 +118,8 @@ def bench(
         raise ConfigError("--client sdk: driving the published SDK is not built yet; use --client raw")
     console = Console()
     scenario = _scenario(preset, values)
+    if scenario.chaos and url is not None:
+        raise ConfigError("--chaos: only what bench has started itself is broken; leave out --url")
     deployment = None if url is None else _deployment(url, admin, simulator)
     try:
         report = run_to_end(_work(scenario, deployment, console, model, api_key))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import random
 import sys
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from gateway.bench import messages
+from gateway.bench.breaking import Breaker
+from gateway.bench.chaos import make_plan
 from gateway.bench.messages import Go, Plan, Progress, Ready, Report, Trouble
 from gateway.bench.outcome import RunFacts, build_report
 from gateway.bench.scenario import shares
@@ -49,17 +52,21 @@ async def drive(
     plans = make_plans(scenario, deployment.url, model, api_key, verify=verify)
     clients = [ClientProcess(number, board) for number in range(len(plans))]
     watch = Watch(deployment)
+    breaker = _breaker(scenario, deployment, watch)
     try:
         ready = await _all([client.start(plan) for client, plan in zip(clients, plans, strict=True)])
         await watch.start()
         started_s = time.monotonic()
-        reports = await _all([client.run() for client in clients])
+        reports = await _load(clients, breaker)
         seconds = time.monotonic() - started_s
     finally:
         # A cancelled run stops its children before anything else goes on.
         await asyncio.shield(_stop(clients, watch))
     session_poll = any(state.session_poll for state in ready)
-    facts = RunFacts(scenario, reports, seconds, session_poll, verify, model, deployment.kept_in)
+    breaks = tuple(breaker.breaks) if breaker is not None else ()
+    facts = RunFacts(
+        scenario, reports, seconds, session_poll, verify, model, deployment.kept_in, started_s=started_s, breaks=breaks
+    )
     return build_report(facts, watch.observations)
 
 
@@ -181,6 +188,33 @@ class _Board:
 
 def total_progress(parts: list[Progress]) -> Progress:
     return Progress(*(sum(values) for values in zip(*map(msgspec.structs.astuple, parts), strict=True)))
+
+
+def _breaker(scenario: Scenario, deployment: Deployment, watch: Watch) -> Breaker | None:
+    breakable = deployment.breakable
+    if breakable is None:
+        return None
+
+    async def restart_upstream() -> None:
+        await watch.simulator_ends()
+        await breakable.upstream.restart()
+
+    plan = make_plan(scenario.chaos, scenario.seed)
+    return Breaker(plan, breakable.redis, restart_upstream, watch.status, random.Random(scenario.seed))
+
+
+async def _load(clients: list[ClientProcess], breaker: Breaker | None) -> list[Report]:
+    """Every client's report; what breaks meanwhile ends with the last of them."""
+    breaking = asyncio.create_task(breaker.run()) if breaker is not None else None
+    try:
+        reports = await _all([client.run() for client in clients])
+        if breaking is not None and breaking.done():
+            breaking.result()
+        return reports
+    finally:
+        if breaking is not None:
+            breaking.cancel()
+            await asyncio.gather(breaking, return_exceptions=True)
 
 
 async def _all(coroutines: Iterable[Coroutine[None, None, T]]) -> list[T]:

@@ -50,7 +50,10 @@ class Progress(msgspec.Struct, tag="progress", frozen=True):
 
 
 class Report(msgspec.Struct, tag="report", frozen=True, kw_only=True):
-    """`submit_s`, `latency_s`: float32 little-endian. `cpu_seconds`: user + system, from Go to the last sample."""
+    """`submit_s`, `latency_s`: float32 little-endian; `spans_s`: float64[n, 2] (tally.py).
+
+    `cpu_seconds`: user + system, from Go to the last sample.
+    """
 
     completed: int
     failed: int
@@ -71,6 +74,7 @@ class Report(msgspec.Struct, tag="report", frozen=True, kw_only=True):
     examples: list[str]
     submit_s: bytes
     latency_s: bytes
+    spans_s: bytes
     cpu_seconds: float
     peak_rss_bytes: int
 
@@ -84,7 +88,7 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True):
 FromClient = Ready | Progress | Report | Trouble
 ToClient = Plan | Go
 
-# A report of a million samples is some 11 MB of base64.
+# A report of a million samples is some 32 MB of base64.
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 
 _encoder = msgspec.json.Encoder()

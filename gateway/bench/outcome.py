@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
 
 from gateway.bench import procfs, report
-from gateway.bench.report import Gateway, Redis, Report, Simulator, Tail
+from gateway.bench.chaos import recovered_after_s
+from gateway.bench.report import ChaosEvent, Gateway, Redis, Report, Simulator, Tail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gateway.bench import messages
+    from gateway.bench.chaos import Break
     from gateway.bench.scenario import Scenario
     from gateway.bench.watch import Observations
 
@@ -36,7 +40,10 @@ _REPORTED_PACKAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """`seconds`: from the first submission to the last result. `kept_in`: None takes what /status says of Redis."""
+    """`seconds`: from the first submission to the last result. `kept_in`: None takes what /status says of Redis.
+
+    `started_s`: when that was, monotonic; `breaks`: what was broken meanwhile.
+    """
 
     scenario: Scenario
     clients: Sequence[messages.Report]
@@ -45,6 +52,8 @@ class RunFacts:
     verified: bool
     model: str
     kept_in: str | None = None
+    started_s: float = 0.0
+    breaks: Sequence[Break] = ()
 
 
 def build_report(facts: RunFacts, seen: Observations) -> Report:
@@ -61,9 +70,9 @@ def build_report(facts: RunFacts, seen: Observations) -> Report:
         latency_s=report.quantiles(report.merge_latencies(client.latency_s for client in facts.clients)),
         gateway=_gateway(seen, samples.completed, reexecutions),
         redis=_redis(seen, samples.completed, facts.kept_in),
-        simulator=_simulator(seen.first_stats, seen.last_stats, allowed),
+        simulator=_simulator(seen, allowed),
         client=report.merge_client(facts.clients, session_poll=facts.session_poll),
-        chaos=[],
+        chaos=chaos_events(facts),
         machine=procfs.machine(),
         versions=_versions(seen.last_status),
         config={**msgspec.structs.asdict(facts.scenario), "model": facts.model},
@@ -120,24 +129,47 @@ def _describe(status: Mapping[str, Any] | None, kept_in: str | None) -> str | No
     return ", ".join(str(part) for part in (kept_in or redis.get("url"), redis.get("version"), mode) if part) or None
 
 
-def _simulator(
-    first: Mapping[str, Any] | None, last: Mapping[str, Any] | None, allowed_executions: int
-) -> Simulator | None:
+def chaos_events(facts: RunFacts) -> list[ChaosEvent]:
+    """In order of time."""
+    spans = np.frombuffer(b"".join(client.spans_s for client in facts.clients), dtype="<f8").reshape(-1, 2)
+    return [
+        ChaosEvent(
+            at_s=round(done.began_s - facts.started_s, 3),
+            what=done.fault.value,
+            lasted_s=round(done.over_s - done.began_s, 3),
+            recovered_after_s=recovered_after_s(done, spans),
+        )
+        for done in sorted(facts.breaks, key=lambda done: done.began_s)
+    ]
+
+
+def _simulator(seen: Observations, allowed_executions: int) -> Simulator | None:
+    first, last = seen.first_stats, seen.last_stats
     if first is None or last is None:
         return None
-    before, after = first.get("by_source_ip") or {}, last.get("by_source_ip") or {}
+    lives = [*seen.ended_stats, last]
+
+    def grown(name: str) -> int:
+        return sum(int(life.get(name, 0)) for life in lives) - int(first.get(name, 0))
+
+    by_source_ip: Counter[str] = Counter()
+    for life in lives:
+        by_source_ip.update(life.get("by_source_ip") or {})
+    by_source_ip.subtract(first.get("by_source_ip") or {})
     return Simulator(
-        executions=last.get("executions", 0) - first.get("executions", 0),
+        executions=grown("executions"),
         allowed_executions=allowed_executions,
-        peak_in_flight=last.get("peak_in_flight", 0),
-        aborted=last.get("aborted", 0) - first.get("aborted", 0),
-        duplicate_request_ids=duplicates(last.get("by_request_id")) - duplicates(first.get("by_request_id")),
-        by_source_ip={ip: grown for ip, count in after.items() if (grown := count - before.get(ip, 0)) > 0},
+        peak_in_flight=max(life.get("peak_in_flight", 0) for life in lives),
+        aborted=grown("aborted"),
+        duplicate_request_ids=sum(duplicates(life.get("by_request_id")) for life in lives)
+        - duplicates(first.get("by_request_id")),
+        concurrent_duplicates=grown("concurrent_duplicates"),
+        by_source_ip={ip: count for ip, count in by_source_ip.items() if count > 0},
     )
 
 
 def duplicates(by_request_id: Any) -> int:
-    """Requests beyond the first of their id; the simulator tells the number, or the count of each id."""
+    """Executions beyond the first of their sample; the simulator tells the number, or the count of each sample."""
     if isinstance(by_request_id, dict):
         return sum(count - 1 for count in by_request_id.values() if isinstance(count, int) and count > 1)
     return by_request_id if isinstance(by_request_id, int) else 0

@@ -73,13 +73,18 @@ class Redis(msgspec.Struct, kw_only=True):
 
 
 class Simulator(msgspec.Struct, kw_only=True):
-    """`allowed_executions`: what the samples, their resubmissions and the gateway's re-executions account for."""
+    """`allowed_executions`: what the samples, their resubmissions and the gateway's re-executions account for.
+
+    `duplicate_request_ids`: executions beyond the first of their sample, one after the other;
+    `concurrent_duplicates`: executions that began while another one of their sample was running.
+    """
 
     executions: int
     allowed_executions: int
     peak_in_flight: int
     aborted: int
     duplicate_request_ids: int
+    concurrent_duplicates: int = 0
     by_source_ip: dict[str, int] = {}
 
 
@@ -100,8 +105,15 @@ class Client(msgspec.Struct, kw_only=True):
 
 
 class ChaosEvent(msgspec.Struct, kw_only=True):
+    """`at_s`: after the first sample. `lasted_s`: until what was broken ran again, which is not the gateway's doing.
+
+    `recovered_after_s`: from then to the first result of a sample that was submitted since; of a killed worker, to its
+    slot being ready. None: the run ended before.
+    """
+
     at_s: float
     what: str
+    lasted_s: float
     recovered_after_s: float | None
 
 
@@ -158,8 +170,12 @@ def verdicts(report: Report) -> list[str]:
                 f"the upstream was asked {simulator.executions} times where {simulator.allowed_executions} are allowed",
             ),
             (
-                simulator.duplicate_request_ids > 0,
-                f"{simulator.duplicate_request_ids} attempts reached the upstream more than once",
+                simulator.duplicate_request_ids > (report.gateway.reexecutions or 0),
+                f"{simulator.duplicate_request_ids} samples were executed again, and not by the retry policy",
+            ),
+            (
+                simulator.concurrent_duplicates > 0,
+                f"{simulator.concurrent_duplicates} samples were executed twice at the same time",
             ),
         ]
     return [sentence for bad, sentence in checks if bad]

@@ -6,13 +6,17 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from gateway.bench import chaos
 from shared.core.errors import ConfigError
 
 VllmMode = Literal["barrier", "latency", "instant"]
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """`session_poll`: None takes what the gateway offers. `verify`: None verifies where a simulator is known."""
+    """`session_poll`: None takes what the gateway offers. `verify`: None verifies where a simulator is known.
+
+    `chaos`: what is broken and when, as in chaos.py; nothing when empty.
+    """
 
     samples: int = 2_048
     concurrency: int = 2_048
@@ -32,6 +36,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_seconds: float = 10.0
     verify: bool | None = None
     seed: int = 0
+    chaos: str = ""
 
 
 # Each value only where the preset differs from the defaults above.
@@ -71,6 +76,7 @@ def resolve(preset: str | None, given: dict[str, Any]) -> Scenario:
     chosen.setdefault("concurrency", min(chosen.get("samples", 2_048), 2_048))
     scenario = Scenario(**chosen)
     _check(scenario)
+    scenario = msgspec.structs.replace(scenario, chaos=chaos.shown(chaos.make_plan(scenario.chaos, scenario.seed)))
     return msgspec.structs.replace(scenario, client_processes=min(scenario.client_processes, scenario.concurrency))
 
 

@@ -47,7 +47,8 @@ async def against(
     model = model or await offered_model(deployment.url, api_key)
     verify = scenario.verify if scenario.verify is not None else deployment.simulator_url is not None
     told = f"{scenario.samples:,} samples of {model} through {deployment.url} (seed {scenario.seed})"
-    console.print(told, style="dim", highlight=False)
+    told += f", chaos {scenario.chaos}" * bool(scenario.chaos)
+    console.print(told, style="dim", highlight=False, soft_wrap=True)
     with live_progress(console, scenario.samples) as show:
         return await drive(scenario, deployment, model, api_key, verify=verify, show=show)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gateway.bench.child import Child
+from gateway.bench.own_redis import OwnRedis
 from shared.core.errors import StartError
 
 if TYPE_CHECKING:
@@ -29,6 +30,36 @@ _KEPT_IN: Final = re.compile(r"results in (.+?), admin")
 _ADMIN_URL: Final = re.compile(r"admin\W+(https?://[^\s,;)\"']+)", re.IGNORECASE)
 
 
+class SimulatedUpstream:
+    """The simulated vLLM's process. `url` stays the same over `restart`."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._child = Child("the simulated vLLM", simulator_command(scenario))
+        self.url = ""
+
+    async def start(self) -> None:
+        self.url = _url_in(await self._child.start(_START_S), self._child.name)
+
+    async def restart(self) -> None:
+        """Killed with all that it generates, and started anew. Raises `StartError`."""
+        await self._child.kill()
+        port = int(self.url.rpartition(":")[2])
+        self._child = Child(self._child.name, simulator_command(self._scenario, port))
+        await self._child.start(_START_S)
+
+    async def stop(self) -> None:
+        await self._child.stop(_STOP_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Breakable:
+    """What a run may break, since it has started it itself."""
+
+    redis: OwnRedis
+    upstream: SimulatedUpstream
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """Where a run finds everything; None: not there, or not known. `kept_in`: where results are, in words."""
@@ -38,38 +69,44 @@ class Deployment:
     simulator_url: str | None = None
     gateway_pid: int | None = None
     kept_in: str | None = None
+    breakable: Breakable | None = None
 
 
 @asynccontextmanager
 async def running_stack(scenario: Scenario) -> AsyncIterator[Deployment]:
     """Starts everything, and leaves nothing running nor lying about. Raises `StartError` with the child's own words."""
     run_dir = Path(tempfile.mkdtemp(prefix="gateway-bench-"))
-    children: list[Child] = []
+    upstream = SimulatedUpstream(scenario)
+    redis = OwnRedis(run_dir) if scenario.chaos else None
+    gateway: Child | None = None
     try:
-        simulator = Child("the simulated vLLM", simulator_command(scenario))
-        children.append(simulator)
-        simulator_url = _url_in(await simulator.start(_START_S), simulator.name)
-        gateway = Child("the gateway", gateway_command(scenario, simulator_url, run_dir))
-        children.append(gateway)
+        await upstream.start()
+        if redis is not None:
+            await redis.start()
+        command = gateway_command(scenario, upstream.url, run_dir, redis.url if redis is not None else None)
+        gateway = Child("the gateway", command)
         line = await gateway.start(_START_S)
         url = _url_in(line, gateway.name)
-        yield Deployment(url, admin_url_in(line), simulator_url, gateway.pid, kept_in(line))
+        breakable = Breakable(redis, upstream) if redis is not None else None
+        yield Deployment(url, admin_url_in(line), upstream.url, gateway.pid, kept_in(line), breakable)
     finally:
-        await asyncio.shield(_stop_all(children, run_dir))
+        await asyncio.shield(_stop_all(gateway, upstream, redis, run_dir))
 
 
-def simulator_command(scenario: Scenario) -> list[str]:
-    command = [sys.executable, "-m", "gateway", "simulate-vllm", "--port", "0", "--mode", scenario.vllm_mode]
+def simulator_command(scenario: Scenario, port: int = 0) -> list[str]:
+    command = [sys.executable, "-m", "gateway", "simulate-vllm", "--port", str(port), "--mode", scenario.vllm_mode]
     command += ["--gen-seconds", f"{scenario.gen_seconds:g}"]
     if scenario.max_num_seqs is not None:
         command += ["--max-num-seqs", str(scenario.max_num_seqs)]
     return command
 
 
-def gateway_command(scenario: Scenario, simulator_url: str, run_dir: Path) -> list[str]:
+def gateway_command(scenario: Scenario, simulator_url: str, run_dir: Path, redis_url: str | None = None) -> list[str]:
     command = [sys.executable, "-m", "gateway", "serve", "--port", "0", "--admin-port", "0"]
     command += ["--upstream", simulator_url, "--workers", str(scenario.workers), "--run-dir", str(run_dir)]
     command += ["--drain-timeout", f"{_DRAIN_S:g}", "--log-level", "warning"]
+    if redis_url is not None:
+        command += ["--redis-url", redis_url]
     if scenario.source_ips is not None:
         command += ["--source-ips", scenario.source_ips]
     return command
@@ -92,8 +129,11 @@ def _url_in(line: str, name: str) -> str:
     return match[0].rstrip("/.")
 
 
-async def _stop_all(children: list[Child], run_dir: Path) -> None:
-    """The gateway before its upstream, so that it has nothing to complain of."""
-    for child in reversed(children):
-        await child.stop(_STOP_S)
+async def _stop_all(gateway: Child | None, upstream: SimulatedUpstream, redis: OwnRedis | None, run_dir: Path) -> None:
+    """The gateway before what it uses, so that it has nothing to complain of."""
+    if gateway is not None:
+        await gateway.stop(_STOP_S)
+    if redis is not None:
+        await redis.stop()
+    await upstream.stop()
     shutil.rmtree(run_dir, ignore_errors=True)

@@ -33,6 +33,7 @@ def rows(report: Report) -> list[Row]:
         ("samples", samples_line(report.samples)),
         ("trouble made", _trouble(report.samples)),
         ("failures", ", ".join(f"{count} x {kind}" for kind, count in report.failures.items())),
+        ("recovered", _chaos(report)),
         ("rate", f"{report.samples_per_second:,.0f} samples/s, {report.seconds:.1f} s in all"),
         ("latency", _quantiles(report.latency_s)),
         ("submit", _quantiles(report.submit_latency_s)),
@@ -75,6 +76,14 @@ def _trouble(samples: Samples) -> str:
         (samples.cancelled, "cancelled"),
     ]
     return ", ".join(f"{count:,} {what}" for count, what in made if count)
+
+
+def _chaos(report: Report) -> str:
+    return "; ".join(
+        f"{event.what} at {event.at_s:.1f} s"
+        + (f" in {_s(event.recovered_after_s)}" if event.recovered_after_s is not None else ": not seen")
+        for event in report.chaos
+    )
 
 
 def _quantiles(values: Quantiles | None) -> str:

@@ -13,7 +13,11 @@ MAX_EXAMPLES: Final = 5
 
 @dataclass(slots=True)
 class Tally:
-    """`submit_s`: from the first post to the promise; `latency_s`: from the user's call to the checked result."""
+    """`submit_s`: from the first post to the promise; `latency_s`: from the user's call to the checked result.
+
+    `spans_s`: of each success the last submission and the result, two monotonic times, which one machine's processes
+    share.
+    """
 
     completed: int = 0
     failed: int = 0
@@ -33,14 +37,17 @@ class Tally:
     examples: list[str] = field(default_factory=list)
     submit_s: array[float] = field(default_factory=lambda: array("f"))
     latency_s: array[float] = field(default_factory=lambda: array("f"))
+    spans_s: array[float] = field(default_factory=lambda: array("d"))
 
     @property
     def ended(self) -> int:
         return self.completed + self.failed + self.cancelled
 
-    def succeed(self, latency_s: float) -> None:
+    def succeed(self, called_s: float, submitted_s: float, now_s: float) -> None:
+        """`submitted_s`: when the attempt began that brought the result, after any resubmission."""
         self.completed += 1
-        self.latency_s.append(latency_s)
+        self.latency_s.append(now_s - called_s)
+        self.spans_s.extend((submitted_s, now_s))
 
     def fail(self, kind: str, detail: str, *, wrong: bool = False) -> None:
         """`wrong`: an answer came and was not the sample's own; it counts as failed too."""

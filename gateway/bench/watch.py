@@ -79,6 +79,8 @@ class Observations:
     last_status: dict[str, Any] | None = None
     first_stats: dict[str, Any] | None = None
     last_stats: dict[str, Any] | None = None
+    # Of simulators that were killed: what each had counted just before.
+    ended_stats: list[dict[str, Any]] = field(default_factory=list)
 
     def take_status(self, status: dict[str, Any]) -> None:
         self.first_status = status if self.first_status is None else self.first_status
@@ -152,6 +154,16 @@ class Watch:
         # At both ends only: it counts by request id, and a page of all of them is not small.
         if (simulator := self._deployment.simulator_url) and (stats := await self._get_json(f"{simulator}/_sim/stats")):
             self.observations.take_stats(stats)
+
+    async def simulator_ends(self) -> None:
+        """It is about to be killed, and its counts with it."""
+        if (simulator := self._deployment.simulator_url) and (stats := await self._get_json(f"{simulator}/_sim/stats")):
+            self.observations.ended_stats.append(stats)
+
+    async def status(self) -> dict[str, Any] | None:
+        """The admin's /status now; None when there is no answer."""
+        admin = self._deployment.admin_url
+        return await self._get_json(f"{admin}/status") if admin is not None else None
 
     async def _until_probed(self) -> None:
         """The gateway asks each upstream for a few tokens when it starts; those are not the load's executions."""

@@ -1,0 +1,106 @@
+"""What `--chaos` breaks and when, and how long it took until the gateway served again. Pure.
+
+A plan is text, `kill-worker@5,wipe-redis@12`: what, and how many seconds after the first sample. `random` draws one
+from the run's seed, so that a run that failed is repeated by the line it printed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from shared.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+    import numpy.typing as npt
+
+
+class Fault(Enum):
+    KILL_WORKER = "kill-worker"  # SIGKILL to one worker
+    RESTART_REDIS = "restart-redis"  # saved, killed, started with what was saved
+    WIPE_REDIS = "wipe-redis"  # killed, started empty
+    STALL_REDIS = "stall-redis"  # stopped for a few seconds, then goes on
+    KILL_UPSTREAM = "kill-upstream"  # SIGKILL to the simulated vLLM, and a new one on its port
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """`at_s`: after the first sample."""
+
+    fault: Fault
+    at_s: float
+
+    def __str__(self) -> str:
+        return f"{self.fault.value}@{self.at_s:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A fault as it happened; times are monotonic seconds.
+
+    `over_s`: when what was broken ran again; for a killed worker the kill itself, since the rest is the gateway's task.
+    `ready_s`: when the slot of a killed worker was ready; None for other faults, and when it never was.
+    """
+
+    fault: Fault
+    began_s: float
+    over_s: float
+    ready_s: float | None = None
+
+
+_ITEM: Final = re.compile(r"([a-z-]+)@(\d+(?:\.\d+)?)")
+_RANDOM: Final = re.compile(r"random(?:@(\d+(?:\.\d+)?))?")
+# A small run is under way by then, and a fault in its first moments is the rarest of all.
+_RANDOM_WITHIN_S: Final = 8.0
+# How often `random` breaks each thing, at most; at least one fault is drawn.
+_RANDOM_EACH: Final = 2
+
+
+def make_plan(text: str, seed: int) -> tuple[Planned, ...]:
+    """In order of time. `random` and `random@SECONDS` are drawn from `seed`. Raises `ConfigError`."""
+    if not text:
+        return ()
+    if drawn := _RANDOM.fullmatch(text):
+        return _draw(Random(f"chaos {seed}"), float(drawn[1] or _RANDOM_WITHIN_S))
+    return _in_order(_parse_item(item.strip()) for item in text.split(","))
+
+
+def shown(plan: tuple[Planned, ...]) -> str:
+    """The text that makes this plan again."""
+    return ",".join(map(str, plan))
+
+
+def recovered_after_s(done: Break, spans: npt.NDArray[np.float64]) -> float | None:
+    """Seconds from the end of the fault to the first good result of a sample that was submitted after its beginning.
+
+    `spans`: float64[n, 2], submission and result of each completed sample, monotonic seconds. A killed worker is
+    recovered when its slot is ready. None: never.
+    """
+    if done.fault is Fault.KILL_WORKER:
+        return None if done.ready_s is None else done.ready_s - done.over_s
+    fresh = spans[(spans[:, 0] >= done.began_s) & (spans[:, 1] >= done.over_s), 1]
+    return float(fresh.min()) - done.over_s if fresh.size else None
+
+
+def _parse_item(item: str) -> Planned:
+    match = _ITEM.fullmatch(item)
+    names = [fault.value for fault in Fault]
+    if match is None or match[1] not in names:
+        allowed = ", ".join(names)
+        raise ConfigError(f"--chaos {item!r}: must be WHAT@SECONDS with WHAT one of {allowed}; or random")
+    return Planned(Fault(match[1]), float(match[2]))
+
+
+def _draw(rng: Random, within_s: float) -> tuple[Planned, ...]:
+    faults = [fault for fault in Fault for _ in range(rng.randint(0, _RANDOM_EACH))] or [rng.choice(list(Fault))]
+    return _in_order(Planned(fault, round(rng.uniform(0.0, within_s), 1)) for fault in faults)
+
+
+def _in_order(plan: Iterable[Planned]) -> tuple[Planned, ...]:
+    return tuple(sorted(plan, key=lambda planned: planned.at_s))

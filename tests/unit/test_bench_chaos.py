@@ -1,0 +1,57 @@
+"""Plans of `--chaos`, and how long the gateway took to serve again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gateway.bench.chaos import Break, Fault, make_plan, recovered_after_s, shown
+from gateway.bench.command import bench
+from gateway.bench.scenario import resolve
+from shared.core.errors import ConfigError
+
+
+def test_a_plan_is_in_order_of_time_and_is_shown_as_it_is_written() -> None:
+    plan = make_plan("wipe-redis@12, kill-worker@5,stall-redis@0.5,kill-upstream@16,restart-redis@10", seed=0)
+    assert shown(plan) == "stall-redis@0.5,kill-worker@5,restart-redis@10,wipe-redis@12,kill-upstream@16"
+    assert make_plan(shown(plan), seed=1) == plan
+
+
+def test_a_random_plan_is_drawn_from_the_seed_and_can_be_repeated_by_its_text() -> None:
+    plans = [make_plan("random", seed) for seed in range(50)]
+    assert plans == [make_plan("random", seed) for seed in range(50)]
+    assert all(make_plan(shown(plan), seed=0) == plan for plan in plans)
+    assert {planned.fault for plan in plans for planned in plan} == set(Fault)
+    assert all(1 <= len(plan) and 0 <= planned.at_s <= 8 for plan in plans for planned in plan)
+    assert max(planned.at_s for planned in make_plan("random@100", seed=0)) > 8
+
+
+@pytest.mark.parametrize(
+    "text", ["kill-worker", "kill-worker@", "kill-worker@-1", "kill-redis@3", "@3", "random@x", ","]
+)
+def test_a_plan_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="--chaos"):
+        make_plan(text, seed=0)
+
+
+def test_the_scenario_keeps_the_plan_that_was_drawn() -> None:
+    assert resolve(None, {"chaos": "random", "seed": 5}).chaos == shown(make_plan("random", 5))
+    assert resolve(None, {}).chaos == ""
+
+
+def test_only_what_bench_started_is_broken() -> None:
+    with pytest.raises(ConfigError, match="leave out --url"):
+        bench.main(["--url", "http://127.0.0.1:1", "--chaos", "kill-worker@1"], standalone_mode=False)
+
+
+def test_recovered_is_the_first_result_after_the_fault_of_a_sample_submitted_since_it_began() -> None:
+    spans = np.array([[1.0, 4.2], [9.0, 16.0], [10.5, 11.5], [10.5, 14.0], [12.5, 15.0]])
+    assert recovered_after_s(Break(Fault.STALL_REDIS, 10.0, 12.0), spans) == 2.0
+    assert recovered_after_s(Break(Fault.STALL_REDIS, 20.0, 21.0), spans) is None
+    assert recovered_after_s(Break(Fault.WIPE_REDIS, 0.0, 0.5), np.empty((0, 2))) is None
+
+
+def test_a_killed_worker_is_recovered_when_its_slot_is_ready() -> None:
+    spans = np.array([[10.5, 11.5]])
+    assert recovered_after_s(Break(Fault.KILL_WORKER, 10.0, 10.0, 11.75), spans) == 1.75
+    assert recovered_after_s(Break(Fault.KILL_WORKER, 10.0, 10.0), spans) is None
