@@ -1,4 +1,8 @@
-"""The names of everything in Redis, in one place."""
+"""The names of everything in Redis, in one place.
+
+Braces mark what decides the slot on a cluster: what belongs to a sampling session stands in one, what belongs to a
+worker instance in another, and every sample wherever its whole name falls, so that payloads spread over all shards.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +28,26 @@ class Keys:
         return [self.sample(key) for key in keys]
 
     def log(self, session_key: str, clone_id: int) -> str:
-        return f"{self.prefix}:l:{session_key}:{clone_id}"
+        return f"{self.prefix}:l:{{{session_key}}}:{clone_id}"
 
     def open_set(self, owner: str) -> str:
-        return f"{self.prefix}:o:{owner}"
+        return f"{self.prefix}:o:{{{owner}}}"
 
     def lease(self, owner: str) -> str:
-        return f"{self.leases}{owner}"
-
-    @property
-    def leases(self) -> str:
-        return f"{self.prefix}:e:"
+        return f"{self.prefix}:e:{{{owner}}}"
 
     @property
     def instances(self) -> str:
         return f"{self.prefix}:w"
 
     def inbox(self, owner: str) -> str:
-        return f"{self.prefix}:i:{owner}"
+        return f"{self.prefix}:i:{{{owner}}}"
 
     def session(self, session_id: str) -> str:
         return f"{self.prefix}:n:{session_id}"
 
     def clones(self, session_key: str) -> str:
-        return f"{self.prefix}:c:{session_key}"
+        return f"{self.prefix}:c:{{{session_key}}}"
 
     # -- channels
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import hiredis
 
 from shared.store.base import StoreUnavailable
-from shared.store.replies import NO_SCRIPT, error_of
+from shared.store.replies import NO_SCRIPT, READ_ONLY, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shared.store.connection import Argument, Connection
     from shared.store.link import Link
@@ -37,22 +37,17 @@ class CommandLine:
         self._max_queued_bytes = max_queued_bytes
         self.commands = 0
 
-    async def call(self, *arguments: Argument) -> Any:
-        """The reply. Raises `StoreError`."""
-        reply = await self._ask(arguments)
-        if isinstance(reply, hiredis.ReplyError):
-            raise error_of(reply)
-        return reply
+    async def call(self, *arguments: Argument, asking: bool = False) -> Any:
+        """The reply. `asking`: the key's slot is on its way to this node of a cluster. Raises `StoreError`."""
+        return self._checked(await self._ask(arguments, asking))
 
-    async def run(self, script: Script, keys: list[str], *arguments: Argument) -> Any:
+    async def run(self, script: Script, keys: Sequence[str], *arguments: Argument, asking: bool = False) -> Any:
         """The script's reply; a server that does not know it (any more) is taught it. Raises `StoreError`."""
         rest = (str(len(keys)), *keys, *arguments)
-        reply = await self._ask(("EVALSHA", script.name, *rest))
+        reply = await self._ask(("EVALSHA", script.name, *rest), asking)
         if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT):
-            reply = await self._ask(("EVAL", script.source, *rest))
-        if isinstance(reply, hiredis.ReplyError):
-            raise error_of(reply)
-        return reply
+            reply = await self._ask(("EVAL", script.source, *rest), asking)
+        return self._checked(reply)
 
     def post(self, *arguments: Argument) -> None:
         """Send without waiting, best effort; nothing when there is no connection."""
@@ -63,13 +58,23 @@ class CommandLine:
             self.commands += 1
             connection.ask(*arguments)
 
-    def _ask(self, arguments: tuple[Argument, ...]) -> asyncio.Future[Any]:
+    def _checked(self, reply: Any) -> Any:
+        if not isinstance(reply, hiredis.ReplyError):
+            return reply
+        if str(reply).startswith(READ_ONLY):
+            self._link.found_replica(str(reply))
+        raise error_of(reply)
+
+    def _ask(self, arguments: tuple[Argument, ...], asking: bool) -> asyncio.Future[Any]:
         connection = self._link.connection
         if connection is None:
             raise StoreUnavailable("Redis is away", maybe_done=False)
         if connection.queued_bytes >= self._max_queued_bytes:
             raise StoreUnavailable("too much waits for Redis already", maybe_done=False)
         self.commands += 1
+        if asking:
+            # Holds for the one command after it, on the same connection.
+            connection.ask("ASKING")
         return connection.ask(*arguments)
 
 

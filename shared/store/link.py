@@ -1,27 +1,25 @@
 """A connection that comes back: log in, watch the oldest command, reconnect with a growing pause.
 
-One task owns it from `open` to `close`. What depends on the connection (waiting commands, subscriptions) is told of its
-coming by `on_up`, and learns of its going from the futures that fail.
+Where it leads is asked anew each time: a fixed server says itself, sentinels name the master of the moment. One task
+owns it from `open` or `start` to `close`. What depends on the connection (waiting commands, subscriptions) is told of
+its coming by `on_up`, and learns of its going from the futures that fail.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from typing import TYPE_CHECKING, Any, Final
-
-import hiredis
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shared.core.errors import GatewayError
-from shared.store.base import StoreRefused, StoreUnavailable
-from shared.store.connection import Connection
-from shared.store.replies import error_of
+from shared.store.base import StoreUnavailable
+from shared.store.login import dial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shared.clock import Clock
+    from shared.store.connection import Connection
     from shared.store.url import RedisAddress
 
 log = logging.getLogger(__name__)
@@ -32,7 +30,17 @@ COMMAND_DEADLINE_S: Final = 10.0
 _CHECK_EVERY_S: Final = 1.0
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
-_RUN_ID: Final = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
+
+
+class Place(Protocol):
+    """Where a link leads. `shown` is for logs and messages."""
+
+    @property
+    def shown(self) -> str: ...
+
+    async def locate(self) -> RedisAddress:
+        """The server to connect to now; asked before each connection. Raises `StoreError` and `OSError`."""
+        ...
 
 
 class Link:
@@ -40,7 +48,7 @@ class Link:
 
     def __init__(
         self,
-        address: RedisAddress,
+        place: Place,
         name: str,
         *,
         clock: Clock,
@@ -49,7 +57,7 @@ class Link:
         on_up: Callable[[Connection], None] | None = None,
         on_push: Callable[[Any], None] | None = None,
     ) -> None:
-        self._address = address
+        self._place = place
         self._name = name
         self._clock = clock
         self._rng_unit = rng_unit
@@ -59,6 +67,7 @@ class Link:
         self._task: asyncio.Task[None] | None = None
         self._since_s = 0.0
         self._run_id: bytes | None = None
+        self._must_be_master = False
         self.restarted_s: float | None = None
         self.connection: Connection | None = None
 
@@ -74,6 +83,11 @@ class Link:
             connection = await self._connect()
             self._task = asyncio.create_task(self._keep(connection))
 
+    def start(self) -> None:
+        """Connect in the background, for as long as that takes; nothing when it is open already."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep(None))
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -84,17 +98,24 @@ class Link:
             self.connection.cut("the store was closed")
             self._down()
 
-    async def _keep(self, connection: Connection) -> None:
+    def found_replica(self, why: str) -> None:
+        """The server takes no writes. One that was found by asking has been demoted: ask again, for the new master."""
+        if self._must_be_master and self.connection is not None:
+            self.connection.cut(why)
+
+    async def _keep(self, connection: Connection | None) -> None:
         try:
+            connection = connection or await self._reconnect()
             while True:
                 why = await self._watch(connection)
                 self._down()
-                log.warning("store connection lost", extra={"store": self._address.shown, "why": why})
+                log.warning("store connection lost", extra={"store": self._place.shown, "why": why})
                 connection = await self._reconnect()
-                log.info("store connection is back", extra={"store": self._address.shown})
+                log.info("store connection is back", extra={"store": self._place.shown})
         finally:
             self._down()
-            connection.cut("the store was closed")
+            if connection is not None:
+                connection.cut("the store was closed")
 
     async def _watch(self, connection: Connection) -> str:
         """Until it is lost, by itself or because its oldest command is overdue; why."""
@@ -131,12 +152,14 @@ class Link:
     async def _connect(self) -> Connection:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                connection = await self._dial()
+                address = await self._place.locate()
+                connection = await dial(address, self._name, self._on_push)
         except (OSError, TimeoutError) as error:
             text = str(error) or "no answer"
             raise StoreUnavailable(
-                f"Redis at {self._address.shown} cannot be reached: {text}", maybe_done=False
+                f"Redis at {self._place.shown} cannot be reached: {text}", maybe_done=False
             ) from None
+        self._must_be_master = address.must_be_master
         self.connection = connection
         self._since_s = self._clock.monotonic_s()
         self._recognise(connection.run_id)
@@ -144,53 +167,11 @@ class Link:
             self._on_up(connection)
         return connection
 
-    async def _dial(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        connection = Connection(self._on_push)
-        if self._address.path is not None:
-            await loop.create_unix_connection(lambda: connection, self._address.path)
-        else:
-            context = self._address.ssl_context()
-            host, port = self._address.host or "localhost", self._address.port
-            await loop.create_connection(lambda: connection, host, port, ssl=context)
-        try:
-            await self._log_in(connection)
-        except BaseException:
-            connection.cut("login failed")
-            raise
-        return connection
-
-    async def _log_in(self, connection: Connection) -> None:
-        address = self._address
-        if address.password is not None:
-            user = (address.username,) if address.username else ()
-            await self._step(connection, "AUTH", *user, address.password)
-        if address.db:
-            await self._step(connection, "SELECT", str(address.db))
-        # Asks for something in any case: a server without room says so only now.
-        await self._step(connection, "CLIENT", "SETNAME", self._name)
-        # Refused while the server loads its data: until then it is not there, and no lease may be held against anyone.
-        await self._step(connection, "PING")
-        told = _RUN_ID.search(await self._step(connection, "INFO", "server"))
-        connection.run_id = told[1] if told is not None else b""
-
     def _recognise(self, run_id: bytes) -> None:
         """A server process draws its run id when it starts; a mere cut of the line shows the same one again."""
         if self._run_id is not None and run_id != self._run_id:
             self.restarted_s = self._since_s
         self._run_id = run_id
-
-    async def _step(self, connection: Connection, *arguments: str) -> Any:
-        try:
-            reply = await connection.ask(*arguments)
-        except StoreUnavailable as error:
-            raise StoreUnavailable(f"Redis at {self._address.shown}: {error}", maybe_done=False) from None
-        if isinstance(reply, hiredis.ReplyError):
-            refused = error_of(reply)
-            if isinstance(refused, StoreRefused):
-                raise StoreRefused(f"Redis at {self._address.shown} refuses the login: {reply}")
-            raise refused
-        return reply
 
     def _down(self) -> None:
         self.connection = None

@@ -7,12 +7,14 @@ from typing import Final
 from shared.store.base import StoreError, StoreFull, StoreRefused, StoreUnavailable
 
 NO_SCRIPT: Final = "NOSCRIPT"
+READ_ONLY: Final = "READONLY"
+_REDIRECTS: Final = ("MOVED ", "ASK ")
 _FULL: Final = ("OOM",)
 # The server is there, and cannot at the moment: it starts, is a replica, fails over, cannot save, has no room.
 _NOT_NOW: Final = (
     "LOADING",
     "MASTERDOWN",
-    "READONLY",
+    READ_ONLY,
     "TRYAGAIN",
     "CLUSTERDOWN",
     "BUSY",
@@ -22,9 +24,23 @@ _NOT_NOW: Final = (
 )
 
 
+class Redirected(StoreRefused):
+    """A cluster's node answers that a key is elsewhere. `asking`: this once only, its slot is on the move."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("this Redis is a node of a cluster; use redis+cluster://")
+        kind, _, where = text.split(" ")[:3]
+        host, _, port = where.rpartition(":")
+        self.asking = kind == "ASK"
+        self.host = host
+        self.port = int(port)
+
+
 def error_of(reply: Exception) -> StoreError:
     """The error behind a `hiredis.ReplyError`; a command that was refused was not executed."""
     text = str(reply)
+    if text.startswith(_REDIRECTS):
+        return Redirected(text)
     if text.startswith(_FULL):
         return StoreFull("Redis is full (maxmemory)")
     # A script's failure repeats the inner error in the middle of its own.

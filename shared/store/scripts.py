@@ -1,8 +1,9 @@
-"""The store's atomic steps, in Lua. Each applies one row of `shared/core/lifecycle.py` next to the data.
+"""The store's atomic steps on one server, in Lua; those that touch a single key serve a cluster too.
 
-Rules of the house: a seq_id or a clone number is never a Lua number (doubles round above 2**53), only text; the byte
-offsets are those of `shared/core/record.py`, one-based; work per call is bounded. Scripts that free memory, or tell of
-what is lost or given up, run when the server is full, too (`allow-oom`).
+Each applies one row of `shared/core/lifecycle.py` next to the data. Rules of the house: a seq_id or a clone number is
+never a Lua number (doubles round above 2**53), only text; the byte offsets are those of `shared/core/record.py`,
+one-based; work per call is bounded. Scripts that free memory, or tell of what is lost or given up, run when the server
+is full, too (`allow-oom`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import Final
 
 from shared.store.lines import Script
 
-_EVEN_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
+EVEN_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
 
 # append(log, entry, epoch, ttl_ms, now_ms, cut_ms): a stream's ids are <epoch>-<n>; the epoch is drawn anew with every
 # stream that begins, so that a cursor of an older one is recognised. Old entries are dropped every 32nd time; the
 # newest always stays, it keeps the epoch.
-_APPEND: Final = """
+APPEND: Final = """
 local function append(log, entry, epoch, ttl_ms, now_ms, cut_ms)
   local last = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
   if last[1] then epoch = string.match(last[1][1], '^%d+') end
@@ -42,31 +43,37 @@ redis.call('SET', KEYS[1], ARGV[2])
 return false
 """)
 
-# KEYS record, open set, log; ARGV member, owner, attempt (2 bytes), record, ttl_ms, entry, epoch, now_ms, cut_ms.
-# 0 written, 1 repeated, 2 refused.
-SETTLE: Final = Script(
-    _APPEND
-    + """
+# KEYS[1] record; ARGV[1..4] owner, attempt (2 bytes), record, ttl_ms. Goes on when it has written, else returns
+# 1 repeated, 2 refused.
+WRITE_ENDING: Final = """
 local found = redis.call('GETRANGE', KEYS[1], 0, 39)
 if found ~= '' then
   local state = string.sub(found, 1, 1)
-  local mine = string.sub(found, 25, 40) == ARGV[2] and string.sub(found, 3, 4) == ARGV[3]
+  local mine = string.sub(found, 25, 40) == ARGV[1] and string.sub(found, 3, 4) == ARGV[2]
   if not mine or state ~= 'P' then
-    local wanted = string.sub(ARGV[4], 1, 1)
+    local wanted = string.sub(ARGV[3], 1, 1)
     if mine and (state == wanted or (state == 'D' and wanted == 'R')) then return 1 end
     return 2
   end
 end
-redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
-redis.call('SREM', KEYS[2], ARGV[1])
-append(KEYS[3], ARGV[6], ARGV[7], ARGV[5], ARGV[8], ARGV[9])
+redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
+"""
+
+# KEYS record, open set, log; ARGV owner, attempt (2 bytes), record, ttl_ms, member, entry, epoch, now_ms, cut_ms.
+# 0 written, 1 repeated, 2 refused.
+SETTLE: Final = Script(
+    APPEND
+    + WRITE_ENDING
+    + """
+redis.call('SREM', KEYS[2], ARGV[5])
+append(KEYS[3], ARGV[6], ARGV[7], ARGV[4], ARGV[8], ARGV[9])
 return 0
 """
 )
 
 # KEYS record; ARGV owner, attempt (2 bytes), mark.
 MARK_PAUSED: Final = Script(
-    _EVEN_WHEN_FULL
+    EVEN_WHEN_FULL
     + """
 local found = redis.call('GETRANGE', KEYS[1], 0, 39)
 if string.sub(found, 1, 1) == 'P' and string.sub(found, 25, 40) == ARGV[1] and string.sub(found, 3, 4) == ARGV[2] then
@@ -79,7 +86,7 @@ return 0
 # KEYS records; ARGV ttl_ms, r (handed over) or a (acknowledged). SETRANGE keeps the time to live; a clock that leaves
 # less is left alone. Acknowledged before it was counted as handed over is A: whoever handed it over still counts it.
 START_CLOCK: Final = Script(
-    _EVEN_WHEN_FULL
+    EVEN_WHEN_FULL
     + """
 local started = 0
 for _, key in ipairs(KEYS) do
@@ -129,8 +136,8 @@ return {from == '-' and '0' or '1', flat}
 # KEYS open set, known instances, lease; ARGV prefix, owner, ttl_ms, now_ms, cut_ms, epoch, limit.
 # {entries left, member, ...}: the members that were ORPHANED.
 REAP: Final = Script(
-    _EVEN_WHEN_FULL
-    + _APPEND
+    EVEN_WHEN_FULL
+    + APPEND
     + """
 local reaped = {0}
 for _, member in ipairs(redis.call('SRANDMEMBER', KEYS[1], ARGV[7])) do
@@ -140,7 +147,7 @@ for _, member in ipairs(redis.call('SRANDMEMBER', KEYS[1], ARGV[7])) do
     redis.call('SET', key, 'O-' .. string.sub(head, 3), 'PX', ARGV[3])
     local session, seq = string.match(member, '^(.*):(%d+)$')
     local clone = #seq > 9 and string.sub(seq, 1, -10) or '0'
-    append(ARGV[1] .. ':l:' .. session .. ':' .. clone, 'X ' .. seq .. ' 0', ARGV[6], ARGV[3], ARGV[4], ARGV[5])
+    append(ARGV[1] .. ':l:{' .. session .. '}:' .. clone, 'X ' .. seq .. ' 0', ARGV[6], ARGV[3], ARGV[4], ARGV[5])
     reaped[#reaped + 1] = member
   end
   redis.call('SREM', KEYS[1], member)
@@ -153,7 +160,7 @@ return reaped
 
 # KEYS lease, known instances; ARGV owner, ttl_ms. 1 when the lease was held.
 RENEW_LEASE: Final = Script(
-    _EVEN_WHEN_FULL
+    EVEN_WHEN_FULL
     + """
 local held = redis.call('EXISTS', KEYS[1])
 redis.call('SET', KEYS[1], '1', 'PX', ARGV[2])
@@ -169,18 +176,18 @@ if redis.call('SCARD', KEYS[3]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) e
 return 0
 """)
 
-# KEYS known instances; ARGV the leases' prefix.
+# KEYS known instances; ARGV what stands before and after the owner in a lease's name.
 LAPSED_OWNERS: Final = Script("""
 local lapsed = {}
 for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  if redis.call('EXISTS', ARGV[1] .. owner) == 0 then lapsed[#lapsed + 1] = owner end
+  if redis.call('EXISTS', ARGV[1] .. owner .. ARGV[2]) == 0 then lapsed[#lapsed + 1] = owner end
 end
 return lapsed
 """)
 
 # KEYS session; ARGV now_ms, ttl_ms. {what was there: finished or not; seen}
 TOUCH_SESSION: Final = Script(
-    _EVEN_WHEN_FULL
+    EVEN_WHEN_FULL
     + """
 local found = redis.call('HMGET', KEYS[1], 'seen', 'finished')
 local seen = found[1]
@@ -194,7 +201,7 @@ return {found[1] or '', found[2] or '', redis.call('HGET', KEYS[1], 'seen')}
 
 # KEYS session; ARGV now_ms, ttl_ms. 1 for the first to finish it.
 FINISH_SESSION: Final = Script(
-    _EVEN_WHEN_FULL
+    EVEN_WHEN_FULL
     + """
 local first = redis.call('HSETNX', KEYS[1], 'finished', ARGV[1])
 redis.call('HSETNX', KEYS[1], 'seen', ARGV[1])
@@ -205,7 +212,7 @@ return first
 
 # KEYS inbox; ARGV channel, message, ttl_ms.
 SEND_CONTROL: Final = Script(
-    _EVEN_WHEN_FULL
+    EVEN_WHEN_FULL
     + """
 redis.call('RPUSH', KEYS[1], ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])

@@ -84,7 +84,7 @@ class Bench:
         if self.kind == "memory":
             _, kind, session_key, number = name.split(":")
             container: Any = self.memory.samples if kind == "s" else self.memory.logs
-            container.pop((session_key, int(number)))
+            container.pop((session_key.strip("{}"), int(number)))
         else:
             assert self.redis.command("DEL", name) == b":1\r\n"
 

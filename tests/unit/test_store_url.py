@@ -7,7 +7,7 @@ import ssl
 import pytest
 
 from shared.core.errors import ConfigError
-from shared.store.url import RedisAddress, parse_url
+from shared.store.url import Address, ClusterAddress, RedisAddress, SentinelAddress, parse_url
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,30 @@ from shared.store.url import RedisAddress, parse_url
         ),
         ("unix:///run/r.sock", RedisAddress(path="/run/r.sock")),
         ("unix://u:p@/run/r.sock?db=2", RedisAddress(path="/run/r.sock", db=2, username="u", password="p")),
+        (
+            "redis+sentinel://u:p%2C%40@a:1,[::1],c/my%20master/3?sentinel_password=s",
+            SentinelAddress(
+                (
+                    RedisAddress(host="a", port=1, password="s"),
+                    RedisAddress(host="::1", port=26379, password="s"),
+                    RedisAddress(host="c", port=26379, password="s"),
+                ),
+                "my master",
+                RedisAddress(db=3, username="u", password="p,@"),
+            ),
+        ),
+        (
+            "rediss+sentinel://h/m",
+            SentinelAddress((RedisAddress(host="h", port=26379, tls=True),), "m", RedisAddress(tls=True)),
+        ),
+        (
+            "redis+cluster://:p@a,b:7",
+            ClusterAddress((RedisAddress(host="a", password="p"), RedisAddress(host="b", port=7, password="p"))),
+        ),
+        ("rediss+cluster://a/0", ClusterAddress((RedisAddress(host="a", tls=True),))),
     ],
 )
-def test_addresses(url: str, address: RedisAddress) -> None:
+def test_addresses(url: str, address: Address) -> None:
     assert parse_url(url) == address
 
 
@@ -40,8 +61,12 @@ def test_addresses(url: str, address: RedisAddress) -> None:
         ("redis://h:notaport", "not a URL"),
         ("redis://h/notadb", "must be a number"),
         ("unix://", "path of a socket"),
-        ("redis+sentinel://h", "not supported by this version"),
-        ("redis+cluster://h", "not supported by this version"),
+        ("redis+sentinel://h", "needs a service name"),
+        ("redis+sentinel://h/name/x", "must be a number"),
+        ("redis+sentinel://h,h:x/name", "not a URL"),
+        ("redis+cluster://", "needs host"),
+        ("redis+cluster://h,,g", "needs host"),
+        ("redis+cluster://h/1", "no database but 0"),
     ],
 )
 def test_what_is_wrong_is_named_and_no_password_is_repeated(url: str, words: str) -> None:
@@ -50,6 +75,19 @@ def test_what_is_wrong_is_named_and_no_password_is_repeated(url: str, words: str
     with pytest.raises(ConfigError) as caught:
         parse_url("http://user:hunter2@h")
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis+sentinel://u:hunter2@a,b:1/m?sentinel_password=hunter2", "redis+sentinel://a:26379,b:1/m"),
+        ("redis+cluster://u:hunter2@a,b:1", "redis+cluster://a:6379,b:1"),
+    ],
+)
+def test_several_hosts_are_shown_without_password(url: str, shown: str) -> None:
+    address = parse_url(url)
+    assert address.shown == shown
+    assert "hunter2" not in repr(address)
 
 
 def test_what_is_shown_has_no_password() -> None:

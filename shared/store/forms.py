@@ -1,0 +1,96 @@
+"""How the store's small things look in Redis, apart from the sample's own record (`shared/core/record.py`). Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from shared.core.lifecycle import State
+from shared.core.record import BadRecord, unpack_header
+from shared.store.base import LogEntry, LogPage, SessionState, StoreInfo, StoreRefused
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from shared.core.model import SampleKey
+    from shared.core.record import Header
+
+SEQ_BITS: Final = 32
+_OLDEST_REDIS: Final = (7, 0)
+_FINISHED: Final = "F"
+_FAILED: Final = "X"
+_DELIVERABLE: Final = (State.READY, State.RETRIEVED)
+
+
+def ms(seconds: float) -> int:
+    return max(round(seconds * 1000), 1)
+
+
+def header_of(data: bytes) -> Header:
+    """Raises `StoreRefused` for what no gateway wrote."""
+    try:
+        return unpack_header(data)
+    except BadRecord as error:
+        raise StoreRefused(str(error)) from error
+
+
+def log_entry(key: SampleKey, state: State, size_bytes: int) -> str:
+    """One line of a completion log."""
+    if state in _DELIVERABLE:
+        return f"{_FINISHED} {key.seq_id} {size_bytes}"
+    return f"{_FAILED} {key.seq_id} 0"
+
+
+def log_page(reply: Any, cursor: int) -> LogPage:
+    """What `scripts.READ_LOG` found after `cursor`."""
+    if not reply:
+        return LogPage([], 0)
+    known, flat = reply
+    if not flat:
+        return LogPage([], cursor if known == b"1" else 0)
+    return LogPage([_parse_entry(entry) for entry in flat[1::2]], _cursor(flat[-2]))
+
+
+def _parse_entry(data: bytes) -> LogEntry:
+    kind, seq_id, size_bytes = data.decode().split(" ")
+    return LogEntry(int(seq_id), kind == _FINISHED, int(size_bytes))
+
+
+def _cursor(stream_id: bytes) -> int:
+    """The cursor after an entry: n counts from 1, so that 0 means "from the start"."""
+    epoch, n = stream_id.decode().split("-")
+    return (int(epoch) << SEQ_BITS) + int(n) + 1
+
+
+def session_state(seen: bytes | None, finished: bytes | None) -> SessionState:
+    if finished:
+        return SessionState.FINISHED
+    return SessionState.ALIVE if seen else SessionState.UNKNOWN
+
+
+def parse_info(data: bytes) -> dict[str, str]:
+    """INFO's lines by name."""
+    lines = (line.partition(":") for line in data.decode("utf-8", "replace").splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+def store_info(info: dict[str, str]) -> StoreInfo:
+    product = "Valkey" if "valkey_version" in info else "Redis"
+    return StoreInfo(
+        mode=info.get("server_mode", info.get("redis_mode", "standalone")),
+        version=f"{product} {info.get('valkey_version', info.get('redis_version', '?'))}",
+        used_bytes=int(info.get("used_memory", 0)),
+        max_bytes=int(info.get("maxmemory", 0)),
+        policy=info.get("maxmemory_policy", ""),
+    )
+
+
+def check_version(info: dict[str, str], shown: str) -> None:
+    """Raises `StoreRefused` for a server that lacks what the scripts use."""
+    version = info.get("redis_version", "")
+    if "valkey_version" in info or _version(version) >= _OLDEST_REDIS:
+        return
+    raise StoreRefused(f"Redis at {shown} is version {version}; 7.0 or newer, or Valkey, is needed")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())

@@ -1,0 +1,149 @@
+"""What a store does on one server and on a cluster alike: every step that touches a single key."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from shared.core.record import ACKNOWLEDGED, HANDED_OVER, HEADER_BYTES, PAUSED, UNDELIVERED, BadRecord, unpack
+from shared.store import forms, scripts
+from shared.store.base import SessionInfo, StoreRefused
+from shared.store.keys import Keys
+from shared.store.wakes import Wakes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
+
+    from shared.core.model import SampleKey
+    from shared.core.record import Claim, Header, Record
+    from shared.store.base import LogPage
+    from shared.store.connection import Argument
+    from shared.store.lines import Script
+
+# A value from here on travels on the second connection: it is a millisecond of both sides' time.
+BULK_FROM_BYTES: Final = 256 * 1024
+_EPOCHS: Final = 2**21
+_SESSION_TTL_MS: Final = 24 * 3600 * 1000
+# Four leases of the default length: longer than any worker goes without looking into its inbox.
+_INBOX_TTL_MS: Final = 120_000
+
+
+class Line(Protocol):
+    """Where commands go. The key of a command stands first, that of a script is the first of `keys`."""
+
+    @property
+    def commands(self) -> int: ...
+
+    async def call(self, *arguments: Argument) -> Any: ...
+
+    async def run(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Any: ...
+
+    def post(self, *arguments: Argument) -> None: ...
+
+
+class ServedStore:
+    """`line` is for commands, `bulk` for those with large values. Methods are those of `base.Store`."""
+
+    def __init__(self, line: Line, bulk: Line, key_prefix: str, rng: Random, linger_s: float) -> None:
+        self._keys = Keys(key_prefix)
+        self._line = line
+        self._bulk = bulk
+        self._rng = rng
+        self._wakes = Wakes(self._keys, line.post, linger_s)
+
+    @property
+    def commands(self) -> int:
+        return self._line.commands + self._bulk.commands
+
+    # -- samples ------------------------------------------------------------------------------------------------
+
+    async def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
+        attempt = claim.attempt.to_bytes(2, "big")
+        mark = PAUSED if paused else UNDELIVERED
+        await self._line.run(scripts.MARK_PAUSED, [self._keys.sample(key)], claim.owner, attempt, mark)
+
+    async def read(self, key: SampleKey) -> Record | None:
+        name = self._keys.sample(key)
+        data = await self._line.call("GETRANGE", name, "0", str(BULK_FROM_BYTES - 1))
+        if len(data) == BULK_FROM_BYTES:
+            data = await self._bulk.call("GET", name)
+        if not data:
+            return None
+        try:
+            return unpack(data)
+        except BadRecord as error:
+            raise StoreRefused(str(error)) from error
+
+    async def read_header(self, key: SampleKey) -> Header | None:
+        data = await self._line.call("GETRANGE", self._keys.sample(key), "0", str(HEADER_BYTES - 1))
+        return forms.header_of(data) if data else None
+
+    async def mark_retrieved(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
+        return await self._sum(scripts.START_CLOCK, keys, forms.ms(ttl_s), HANDED_OVER)
+
+    async def acknowledge(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
+        return await self._sum(scripts.START_CLOCK, keys, forms.ms(ttl_s), ACKNOWLEDGED)
+
+    async def count_unread(self, keys: Sequence[SampleKey]) -> int:
+        return await self._sum(scripts.COUNT_UNREAD, keys)
+
+    async def _sum(self, script: Script, keys: Sequence[SampleKey], *arguments: Argument) -> int:
+        """Run a script over the records of all `keys`; the sum of its replies."""
+        raise NotImplementedError
+
+    # -- completion logs and waking -----------------------------------------------------------------------------
+
+    async def read_log(self, session_key: str, clone_id: int, cursor: int, *, limit: int) -> LogPage:
+        epoch, n = divmod(cursor, 2**forms.SEQ_BITS)
+        name = self._keys.log(session_key, clone_id)
+        return forms.log_page(await self._line.run(scripts.READ_LOG, [name], epoch, n, limit), cursor)
+
+    def announce(self, session_key: str, seq_id: int) -> None:
+        self._wakes.announce(session_key, seq_id)
+
+    async def watch(self, session_key: str) -> None:
+        await self._wakes.watch(session_key)
+
+    def unwatch(self, session_key: str) -> None:
+        self._wakes.unwatch(session_key)
+
+    # -- sessions -----------------------------------------------------------------------------------------------
+
+    async def touch_session(self, session_id: str, now_ms: int) -> SessionInfo:
+        found = await self._line.run(scripts.TOUCH_SESSION, [self._keys.session(session_id)], now_ms, _SESSION_TTL_MS)
+        seen_before, finished, seen = found
+        return SessionInfo(forms.session_state(seen_before, finished), int(seen))
+
+    async def finish_session(self, session_id: str, now_ms: int) -> bool:
+        keys = [self._keys.session(session_id)]
+        return bool(await self._line.run(scripts.FINISH_SESSION, keys, now_ms, _SESSION_TTL_MS))
+
+    async def session_infos(self, session_ids: Sequence[str]) -> list[SessionInfo]:
+        calls = [self._line.call("HMGET", self._keys.session(name), "seen", "finished") for name in session_ids]
+        return [
+            SessionInfo(forms.session_state(seen, finished), int(seen or 0))
+            for seen, finished in await asyncio.gather(*calls)
+        ]
+
+    async def reserve_clone(self, session_key: str, clone_id: int) -> bool:
+        name = self._keys.clones(session_key)
+        added = await self._line.call("SADD", name, clone_id)
+        self._line.post("PEXPIRE", name, _SESSION_TTL_MS)
+        return bool(added)
+
+    # -- messages between workers -------------------------------------------------------------------------------
+
+    async def send_control(self, owner: str, message: bytes) -> None:
+        keys = [self._keys.inbox(owner)]
+        await self._line.run(scripts.SEND_CONTROL, keys, self._keys.control(owner), message, _INBOX_TTL_MS)
+
+    async def take_inbox(self, owner: str) -> list[bytes]:
+        found = await self._line.call("LPOP", self._keys.inbox(owner), "1000")
+        return list(found or ())
+
+    async def broadcast(self, message: bytes) -> None:
+        await self._line.call("PUBLISH", self._keys.control_all, message)
+
+    def _epoch(self) -> int:
+        return self._rng.randrange(1, _EPOCHS)

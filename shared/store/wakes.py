@@ -1,0 +1,99 @@
+"""Telling and hearing: announcements of settled samples, coalesced per turn, and messages for workers."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from shared.store.lines import Subscriptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shared.store.base import StoreListener
+    from shared.store.connection import Argument
+    from shared.store.keys import Keys
+
+# A poll that comes back at once finds its subscription still there.
+LINGER_S: Final = 5.0
+
+
+class Wakes:
+    """`post` sends a command without waiting. `subscriptions` belong on a link of their own."""
+
+    def __init__(self, keys: Keys, post: Callable[..., None], linger_s: float = LINGER_S) -> None:
+        self._keys = keys
+        self._post: Callable[[str, Argument, Argument], None] = post
+        self._linger_s = linger_s
+        self._listener: StoreListener | None = None
+        self._announcements: defaultdict[str, list[int]] = defaultdict(list)
+        self._watched: defaultdict[str, int] = defaultdict(int)
+        self._lingering: dict[str, asyncio.TimerHandle] = {}
+        self.subscriptions = Subscriptions(self._on_message, self.on_gap)
+
+    def listen(self, listener: StoreListener) -> None:
+        self._listener = listener
+
+    async def hear_control(self, owner: str) -> None:
+        """Raises `StoreUnavailable`."""
+        await self.subscriptions.subscribe(self._keys.control(owner))
+        await self.subscriptions.subscribe(self._keys.control_all)
+
+    async def close(self) -> None:
+        for timer in self._lingering.values():
+            timer.cancel()
+        self._lingering.clear()
+        # One turn more for announcements that are on their way out.
+        await asyncio.sleep(0)
+
+    def announce(self, session_key: str, seq_id: int) -> None:
+        if not self._announcements:
+            asyncio.get_running_loop().call_soon(self._publish)
+        self._announcements[session_key].append(seq_id)
+
+    def _publish(self) -> None:
+        announcements, self._announcements = self._announcements, defaultdict(list)
+        for session_key, seq_ids in announcements.items():
+            message = struct.pack(f">{len(seq_ids)}q", *seq_ids)
+            self._post("PUBLISH", self._keys.announcement(session_key), message)
+
+    async def watch(self, session_key: str) -> None:
+        self._watched[session_key] += 1
+        timer = self._lingering.pop(session_key, None)
+        if timer is not None:
+            timer.cancel()
+        try:
+            await self.subscriptions.subscribe(self._keys.announcement(session_key))
+        except BaseException:
+            self.unwatch(session_key)
+            raise
+
+    def unwatch(self, session_key: str) -> None:
+        self._watched[session_key] -= 1
+        if self._watched[session_key] > 0:
+            return
+        del self._watched[session_key]
+        loop = asyncio.get_running_loop()
+        self._lingering[session_key] = loop.call_later(self._linger_s, self._forget, session_key)
+
+    def _forget(self, session_key: str) -> None:
+        self._lingering.pop(session_key, None)
+        self.subscriptions.unsubscribe(self._keys.announcement(session_key))
+
+    def _on_message(self, channel: bytes, message: bytes) -> None:
+        listener = self._listener
+        if listener is None:
+            return
+        name = channel.decode()
+        if name.startswith(self._keys.announcements):
+            session_key = name[len(self._keys.announcements) :]
+            listener.on_announcement(session_key, struct.unpack(f">{len(message) // 8}q", message))
+        else:
+            listener.on_control(message)
+
+    def on_gap(self) -> None:
+        """Messages may have been lost."""
+        if self._listener is not None:
+            self._listener.on_gap()
