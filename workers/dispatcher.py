@@ -83,6 +83,7 @@ class Dispatcher:
         self._by_session: dict[str, set[Running]] = {}
         self._in_flight_bytes = 0
         self._full_until_s = 0.0
+        self._refilled_until_s = 0.0
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -111,6 +112,16 @@ class Dispatcher:
 
     def reconfigure(self, settings: Settings) -> None:
         self._limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
+
+    @property
+    def refilling(self) -> bool:
+        """Whether what the store does not know may still be on its way to it."""
+        now_s = self._clock.monotonic_s()
+        return now_s < self._refilled_until_s or is_refilling(self._store, self._clock)
+
+    def expect_refill(self, within_s: float) -> None:
+        """The store is being told again what runs, for `within_s` from now at most."""
+        self._refilled_until_s = self._clock.monotonic_s() + within_s
 
     # -- submission ---------------------------------------------------------------------------------------------
 
@@ -146,8 +157,7 @@ class Dispatcher:
 
     def _admit(self, sample_bytes: int) -> None:
         full = self._clock.monotonic_s() < self._full_until_s
-        refilling = is_refilling(self._store, self._clock)
-        load = Load(len(self._running), self._in_flight_bytes, full, self._draining, refilling)
+        load = Load(len(self._running), self._in_flight_bytes, full, self._draining, self.refilling)
         rejection = admit(load, self._limits, sample_bytes)
         if rejection is not None:
             self._count_rejection(rejection.reason)

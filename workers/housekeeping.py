@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 # architecture.md: a lease is renewed every 5 s.
 RENEW_EVERY_S: Final = 5.0
+RETRY_EVERY_S: Final = 0.5
 PROBE_EVERY_S: Final = 2.0
 MODELS_EVERY_S: Final = 30.0
 # Commands of one duty that are under way together: fills a pipeline, leaves the loop its turns.
@@ -53,9 +54,10 @@ class Housekeeping:
 
     async def _tend_store(self) -> None:
         while True:
-            await self._try("store", self.tend_store)
+            tended = await self._try("store", self.tend_store)
             try:
-                async with asyncio.timeout(RENEW_EVERY_S):
+                # What was kept for a store that is away is wanted there as soon as it is back.
+                async with asyncio.timeout(RENEW_EVERY_S if tended else RETRY_EVERY_S):
                     await self._hurry.wait()
             except TimeoutError:
                 pass
@@ -101,11 +103,15 @@ class Housekeeping:
             log.warning("the store may have lost data: what this worker knows is entered again")
             # Noted before it is tried: the lease is back with this turn, the samples only when all are entered.
             self._must_refill = True
+            self._deps.dispatcher.expect_refill(self._lease_s)
         self._held_lease = True
         self._restart_seen_s = restarted_s
         if self._must_refill:
+            began_s = self._deps.clock.monotonic_s()
             await self._refill()
             self._must_refill = False
+            # Other workers may have begun later, and have as much to tell.
+            self._deps.dispatcher.expect_refill(self._deps.clock.monotonic_s() - began_s)
 
     async def _refill(self) -> None:
         """A store that was emptied learns what runs, so that its polls find it pending instead of gone, and what is
@@ -185,7 +191,8 @@ class Housekeeping:
                 reaped = await reap(self._deps.store, owner, self._undelivered_ttl_s, self._deps.clock)
                 self._deps.counters.orphaned += reaped
 
-    async def _try(self, duty: str, act: Callable[[], Awaitable[None]]) -> None:
+    async def _try(self, duty: str, act: Callable[[], Awaitable[None]]) -> bool:
+        """Whether it was done."""
         try:
             await act()
         except StoreError as error:
@@ -197,6 +204,8 @@ class Housekeeping:
             log.exception("duty failed", extra={"duty": duty})
         else:
             self._troubled.discard(duty)
+            return True
+        return False
 
 
 async def _all(calls: Iterable[Coroutine[None, None, None]]) -> None:

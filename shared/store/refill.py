@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from shared.clock import Clock
     from shared.store.base import Store
 
-# Reconnecting takes 2 s at most, entering 65,536 samples again another one or two.
-REFILL_S: Final = 5.0
+# The slowest worker reconnects 2 s after the first one at most (link.py), and tends to the store at once. How long it
+# then enters samples, a worker reckons from its own refill (housekeeping.py): samples are spread evenly.
+REFILL_S: Final = 2.5
 
 
 def is_refilling(store: Store, clock: Clock) -> bool:

@@ -10,7 +10,8 @@ import pytest
 
 from shared.core.lifecycle import State
 from shared.core.record import Claim
-from shared.store.base import StoreUnavailable
+from shared.store.base import StoreFull, StoreUnavailable
+from shared.store.refill import REFILL_S
 from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, SESSION_ID, WorkerBench, session, until
 from workers import housekeeping as module
 from workers.clocks import DeliveryClocks
@@ -22,6 +23,8 @@ from workers.models import Catalogue, Served
 from workers.sessions import Sessions
 
 if TYPE_CHECKING:
+    from shared.core.model import SampleKey
+    from shared.core.record import Header
     from shared.store.memory import MemoryServer
 
 KEY = session().key(1)
@@ -65,6 +68,9 @@ class Bench(WorkerBench):
             random_bytes=Random(7).randbytes,
         )
         self.housekeeping = Housekeeping(deps, owner, self.settings)
+
+    def is_refilling(self) -> bool:
+        return self.dispatcher.refilling
 
     async def turn(self) -> None:
         await self.housekeeping.tend_store()
@@ -136,6 +142,49 @@ async def test_a_refill_that_was_cut_off_is_made_up_for(bench: Bench) -> None:
     assert bench.state(KEY) is None
     await bench.turn()
     assert bench.state(KEY) is State.PENDING
+    await bench.dispatcher.close()
+
+
+async def test_samples_are_refused_until_what_ran_is_entered_again_and_for_as_long_after(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C3: however long it takes, but no longer than a lease."""
+    await bench.turn()
+    await bench.alive()
+    bench.server.wipe()
+    enter = bench.store.begin
+
+    async def slow(key: SampleKey, claim: Claim) -> Header | None:
+        bench.clock.advance(REFILL_S + 1.0)
+        assert bench.is_refilling()
+        return await enter(key, claim)
+
+    monkeypatch.setattr(bench.store, "begin", slow)
+    await bench.turn()
+    bench.clock.advance(REFILL_S)
+    assert bench.is_refilling()
+    bench.clock.advance(1.0)
+    assert not bench.is_refilling()
+    await bench.dispatcher.close()
+
+
+async def test_a_refill_that_never_succeeds_stops_nobody_beyond_a_lease(bench: Bench) -> None:
+    """C3"""
+    await bench.turn()
+    await bench.alive()
+    bench.server.wipe()
+
+    async def full(*_: object) -> None:
+        raise StoreFull("no room")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench.store, "begin", full)
+        for _ in range(3):
+            with pytest.raises(StoreFull):
+                await bench.turn()
+            assert bench.is_refilling()
+            bench.clock.advance(10.0)
+    assert not bench.is_refilling()
     await bench.dispatcher.close()
 
 
@@ -337,7 +386,7 @@ async def test_results_that_expire_unread_are_counted_once(bench: Bench) -> None
 
 
 async def test_a_duty_that_fails_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RENEW_EVERY_S", "PROBE_EVERY_S", "MODELS_EVERY_S"):
+    for name in ("RETRY_EVERY_S", "PROBE_EVERY_S", "MODELS_EVERY_S"):
         monkeypatch.setattr(module, name, 0.001)
     bench.store.fail_before = AWAY
     tasks = [asyncio.create_task(duty()) for duty in bench.housekeeping.duties()]

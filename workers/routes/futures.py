@@ -13,7 +13,6 @@ from shared.core import ids
 from shared.core.errors import NotFound
 from shared.core.lifecycle import ANSWERS, Answer, State
 from shared.store.base import LogPage, StoreError
-from shared.store.refill import is_refilling
 from shared.wire import proto, tinker
 from workers import responses
 from workers.control import cancel_message
@@ -106,7 +105,7 @@ async def _look(deps: Deps, key: SampleKey, waiter: Waiter) -> Record | Wake | N
     except StoreError:
         waiter.wake_in(_STORE_RETRY_S)
         return Wake.LOOK
-    if record is None and is_refilling(deps.store, deps.clock):
+    if record is None and deps.dispatcher.refilling:
         waiter.wake_in(_STORE_RETRY_S)
         return Wake.LOOK
     return Wake.LOOK if record is not None and record.header.state is State.PENDING else record
