@@ -8,7 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.bench.chaos import Break, Fault
+from gateway.bench.chaos import STALL_S, Break, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     # A page of the gateway's admin address: /status, or None when it does not answer.
     Status = Callable[[], Awaitable[dict[str, Any] | None]]
 
-# Longer than any command takes, shorter than the 10 s after which a worker takes the server for dead.
-STALL_S: Final = 4.0
 _LOOK_S: Final = 0.05
 # A slot that is not back by then is not coming back.
 _READY_WITHIN_S: Final = 60.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from shared.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import numpy as np
     import numpy.typing as npt
@@ -60,6 +60,12 @@ _RANDOM: Final = re.compile(r"random(?:@(\d+(?:\.\d+)?))?")
 _RANDOM_WITHIN_S: Final = 8.0
 # How often `random` breaks each thing, at most; at least one fault is drawn.
 _RANDOM_EACH: Final = 2
+# Longer than any command takes, shorter than the 10 s after which a worker takes the server for dead.
+STALL_S: Final = 4.0
+# A server that is emptied while a worker dies loses what only the two of them knew: a documented limit, which is not
+# drawn. Before the wipe it takes a moment until the death is told, and a stall on top; after it, until all is refilled.
+_APART_BEFORE_S: Final = STALL_S + 2.0
+_APART_AFTER_S: Final = 3.0
 
 
 def make_plan(text: str, seed: int) -> tuple[Planned, ...]:
@@ -97,7 +103,30 @@ def _parse_item(item: str) -> Planned:
     return Planned(Fault(match[1]), float(match[2]))
 
 
+def is_beyond_limit(plan: tuple[Planned, ...]) -> bool:
+    """Whether a worker dies together with what Redis keeps: nobody is left who could tell clients what they lost."""
+    wipes = [at_s for planned, at_s in _as_it_happens(plan) if planned.fault is Fault.WIPE_REDIS]
+    kills = [planned.at_s for planned in plan if planned.fault is Fault.KILL_WORKER]
+    return any(-_APART_BEFORE_S < kill_s - wipe_s < _APART_AFTER_S for kill_s in kills for wipe_s in wipes)
+
+
+def _as_it_happens(plan: tuple[Planned, ...]) -> Iterator[tuple[Planned, float]]:
+    """The faults of Redis with their real beginnings: one at a time."""
+    free_s = 0.0
+    for planned in plan:
+        if planned.fault in (Fault.RESTART_REDIS, Fault.WIPE_REDIS, Fault.STALL_REDIS):
+            at_s = max(planned.at_s, free_s)
+            free_s = at_s + (STALL_S if planned.fault is Fault.STALL_REDIS else 0.0)
+            yield planned, at_s
+
+
 def _draw(rng: Random, within_s: float) -> tuple[Planned, ...]:
+    while is_beyond_limit(plan := _draw_any(rng, within_s)):
+        continue
+    return plan
+
+
+def _draw_any(rng: Random, within_s: float) -> tuple[Planned, ...]:
     faults = [fault for fault in Fault for _ in range(rng.randint(0, _RANDOM_EACH))] or [rng.choice(list(Fault))]
     return _in_order(Planned(fault, round(rng.uniform(0.0, within_s), 1)) for fault in faults)
 

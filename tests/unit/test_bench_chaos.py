@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.bench.chaos import Break, Fault, make_plan, recovered_after_s, shown
+from gateway.bench.chaos import Break, Fault, is_beyond_limit, make_plan, recovered_after_s, shown
 from gateway.bench.command import bench
 from gateway.bench.scenario import resolve
 from shared.core.errors import ConfigError
@@ -24,6 +24,16 @@ def test_a_random_plan_is_drawn_from_the_seed_and_can_be_repeated_by_its_text() 
     assert {planned.fault for plan in plans for planned in plan} == set(Fault)
     assert all(1 <= len(plan) and 0 <= planned.at_s <= 8 for plan in plans for planned in plan)
     assert max(planned.at_s for planned in make_plan("random@100", seed=0)) > 8
+
+
+def test_a_worker_that_dies_together_with_what_redis_keeps_is_not_drawn() -> None:
+    assert is_beyond_limit(make_plan("stall-redis@2,wipe-redis@3,kill-worker@5", 0))
+    assert is_beyond_limit(make_plan("wipe-redis@3,kill-worker@3.5", 0))
+    assert not is_beyond_limit(make_plan("kill-worker@1,wipe-redis@8,kill-worker@12,kill-upstream@8", 0))
+    drawn = [make_plan("random@20", seed) for seed in range(50)]
+    assert not any(is_beyond_limit(plan) for plan in drawn)
+    both = {Fault.KILL_WORKER, Fault.WIPE_REDIS}
+    assert any(both <= {planned.fault for planned in plan} for plan in drawn)
 
 
 @pytest.mark.parametrize(
