@@ -1,0 +1,116 @@
+"""Many chaos runs in a row, each with a seed of its own: does anything ever get lost, wrong, or executed too often?
+
+    python benchmarks/chaos_soak.py --runs 50 --first-seed 1 --minutes 30
+
+Runs `gateway bench --chaos random --seed N`, both ways of waiting in turn, and prints a line for each run and one for
+all. A run that failed is kept under its command: the same seed breaks the same things at the same times. Exit code 1
+when any run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+LOAD = ["--gen-seconds", "1", "--abandon-polls", "0.2", "--cancel", "0.02", "--duplicates", "0.05"]
+
+
+def main() -> int:
+    options = arguments()
+    deadline_s = time.monotonic() + options.minutes * 60
+    recoveries: defaultdict[str, list[float]] = defaultdict(list)
+    totals: defaultdict[str, int] = defaultdict(int)
+    for seed in range(options.first_seed, options.first_seed + options.runs):
+        if time.monotonic() > deadline_s:
+            break
+        command = bench_command(options, seed)
+        code, report = run(command, options.timeout)
+        totals["runs"] += 1
+        totals["failed runs"] += code != 0
+        say(f"seed {seed}: exit {code}; {told(report)}")
+        if code != 0:
+            say(f"  again: {' '.join(command)}")
+        add_up(report, totals, recoveries)
+    say(", ".join(f"{name} {count:,}" for name, count in totals.items()))
+    for what, values in sorted(recoveries.items()):
+        median_s = statistics.median(values)
+        say(f"{what}: {len(values)} times, recovered after {median_s:.2f} s (median), {max(values):.2f} s (longest)")
+    return 1 if totals["failed runs"] else 0
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after this long")
+    parser.add_argument("--samples", type=int, default=2_000)
+    parser.add_argument("--concurrency", type=int, default=500)
+    parser.add_argument("--chaos", default="random", help="as of `gateway bench`")
+    parser.add_argument("--timeout", type=float, default=400.0, help="seconds for one run")
+    return parser.parse_args()
+
+
+def bench_command(options: argparse.Namespace, seed: int) -> list[str]:
+    waiting = "--session-poll" if seed % 2 else "--no-session-poll"
+    size = ["--samples", str(options.samples), "--concurrency", str(options.concurrency)]
+    return ["gateway", "bench", *size, *LOAD, waiting, "--chaos", options.chaos, "--seed", str(seed)]
+
+
+def run(command: list[str], timeout_s: float) -> tuple[int, dict[str, Any] | None]:
+    """Exit code and report; None when there is none. 124 when it took too long."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "report.json"
+        started = [sys.executable, "-m", *command, "--json", str(path)]
+        try:
+            code = subprocess.run(started, capture_output=True, timeout=timeout_s, check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = 124
+        return code, json.loads(path.read_text()) if path.exists() else None
+
+
+def told(report: dict[str, Any] | None) -> str:
+    if report is None:
+        return "no report"
+    samples, simulator = report["samples"], report["simulator"]
+    broken = ", ".join(f"{event['what']}@{event['at_s']:.1f}" for event in report["chaos"])
+    return (
+        f"{samples['completed']} ok, {samples['failed']} failed, {samples['wrong']} wrong, {lost(samples)} lost, "
+        f"{samples['resubmitted']} resubmitted; executed {simulator['executions']} times, "
+        f"{simulator['allowed_executions']} allowed, {simulator['concurrent_duplicates']} at the same time; {report['seconds']:.1f} s; {broken}"
+    )
+
+
+def lost(samples: dict[str, int]) -> int:
+    return samples["requested"] - samples["completed"] - samples["failed"] - samples["cancelled"]
+
+
+def add_up(
+    report: dict[str, Any] | None, totals: defaultdict[str, int], recoveries: defaultdict[str, list[float]]
+) -> None:
+    if report is None:
+        return
+    for name in ("requested", "completed", "cancelled", "failed", "wrong", "resubmitted"):
+        totals[name] += report["samples"][name]
+    totals["lost"] += lost(report["samples"])
+    totals["executed twice at once"] += report["simulator"]["concurrent_duplicates"]
+    totals["faults"] += len(report["chaos"])
+    for event in report["chaos"]:
+        if event["recovered_after_s"] is not None:
+            recoveries[event["what"]].append(event["recovered_after_s"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
