@@ -86,11 +86,11 @@ def told(report: dict[str, Any] | None) -> str:
         return "no report"
     samples, simulator = report["samples"], report["simulator"]
     broken = ", ".join(f"{event['what']}@{event['at_s']:.1f}" for event in report["chaos"])
-    return (
-        f"{samples['completed']} ok, {samples['failed']} failed, {samples['wrong']} wrong, {lost(samples)} lost, "
-        f"{samples['resubmitted']} resubmitted; executed {simulator['executions']} times, "
-        f"{simulator['allowed_executions']} allowed, {simulator['concurrent_duplicates']} at the same time; {report['seconds']:.1f} s; {broken}"
-    )
+    ended = f"{samples['completed']} ok, {samples['failed']} failed, {samples['wrong']} wrong, {lost(samples)} lost"
+    executed = f"executed {simulator['executions']} times, {simulator['allowed_executions']} allowed"
+    twice = f"{simulator['concurrent_duplicates']} at the same time"
+    again = f"{samples['resubmitted']} resubmitted"
+    return f"{ended}, {again}; {executed}, {twice}; {report['seconds']:.1f} s; {broken}"
 
 
 def lost(samples: dict[str, int]) -> int:
