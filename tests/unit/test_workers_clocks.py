@@ -108,9 +108,14 @@ async def test_a_burst_is_one_command(bench: Bench) -> None:
 
 async def test_a_large_burst_goes_in_batches(bench: Bench) -> None:
     keys = await bench.settled(1100)
-    bench.clocks.acknowledged(keys)
+    for key in keys:
+        bench.clocks.handed_over(key)
     await bench.clocks.flush()
     assert bench.store.commands == 3
+    assert {bench.left_s(key) for key in keys} == {300.0}
+    bench.clocks.acknowledged(keys)
+    await bench.clocks.flush()
+    assert bench.store.commands == 6
     assert {bench.left_s(key) for key in keys} == {30.0}
 
 

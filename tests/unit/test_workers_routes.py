@@ -388,6 +388,22 @@ async def test_a_poll_on_another_worker_is_woken(bench: AppBench) -> None:
     assert not any(other.store._watched.values())
 
 
+async def test_a_poll_that_is_woken_for_nothing_looks_once_and_sleeps_again(bench: AppBench) -> None:
+    """C4: a subscription was cut and is back; the sample still runs."""
+    other = await AppBench(bench.server, OTHER_OWNER).open()
+    promised = (await bench.asample()).json["request_id"]
+    polls = [asyncio.create_task(other.retrieve(promised)), asyncio.create_task(other.poll_session())]
+    await asleep(other, 2)
+    before = other.store.commands
+    other.on_gap()
+    await asleep(other, 2)
+    assert other.store.commands == before + 2
+    await until(lambda: bench.executor.started)
+    bench.executor.finish(KEY)
+    assert [answered.status for answered in await asyncio.gather(*polls)] == [200, 200]
+    await other.close()
+
+
 async def test_a_poll_that_is_not_answered_in_time_is_408_with_the_queues_state() -> None:
     bench = await AppBench(poll_timeout_s=0.01).open()
     promised = (await bench.asample()).json["request_id"]
@@ -653,13 +669,14 @@ async def test_the_hold_of_an_unknown_session_tells_nothing_of_a_real_one(keyed:
 
 
 async def test_acknowledgements_count_only_for_the_polled_session(bench: AppBench) -> None:
-    mine, other = await settled(bench), await settled(bench, of=session(1))
-    said = [mine, other, "nonsense", request_id(77)]
-    answered = await bench.poll_session(retrieved_request_ids=said)
+    mine, _ = await settled(bench), await settled(bench, seq_id=2)
+    other = await settled(bench, of=session(1), seq_id=2)
+    answered = await bench.poll_session(retrieved_request_ids=[mine, other, "nonsense", request_id(77)])
     assert answered.status == 200
     await bench.clocks.flush()
     assert bench.left_s(KEY) == bench.settings.acked_ttl_s
-    assert bench.left_s(session(1).key(1)) == bench.settings.undelivered_ttl_s
+    for untouched in (session().key(2), session(1).key(2)):
+        assert bench.left_s(untouched) == bench.settings.undelivered_ttl_s
     assert bench.counters.acknowledged == 1
 
 
