@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
+import socket
 import sys
 import tempfile
 from contextlib import contextmanager
@@ -22,6 +24,18 @@ _GATEWAY: Final = (sys.executable, "-m", "gateway")
 # Both workers bind an address of their own, as in production.
 SOURCE_IPS: Final = "127.0.0.2,127.0.0.3"
 WORKERS: Final = 2
+
+
+def _lasting_port() -> int:
+    """A free port that stays free while nobody listens on it: below those that the kernel gives to connections."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 class Simulator:
@@ -66,7 +80,7 @@ class Gateway:
         self._directory = directory
         self._flags = ["--upstream", upstream, *flags]
         self._run_dir = Path(tempfile.mkdtemp(prefix="gw-"))  # short: it holds a UNIX socket
-        self._start(port=0)
+        self._start(_lasting_port())
 
     def _start(self, port: int) -> None:
         flags = ["--port", str(port), "--admin-port", "0", "--run-dir", str(self._run_dir), *self._flags]

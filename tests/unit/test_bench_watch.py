@@ -77,7 +77,7 @@ async def test_children_are_found_by_their_name() -> None:
     child = await asyncio.create_subprocess_exec("sleep", "60")
     try:
         assert procfs.children_named(os.getpid(), ("sleep",)) == [child.pid]
-        assert procfs.children_named(os.getpid(), ("valkey-server",)) == []
+        assert procfs.children_named(os.getpid(), ("sleepless",)) == []
     finally:
         child.kill()
         await child.wait()
