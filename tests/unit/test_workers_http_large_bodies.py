@@ -13,7 +13,7 @@ from workers.http.limits import HttpLimits
 from workers.http.protocol import protocol_class
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 PIECE = b"x" * (64 * 1024)
 HEAD = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (2 * len(PIECE))
@@ -25,6 +25,7 @@ class RecordingTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
+        self.reading = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += bytes(data)
@@ -42,16 +43,26 @@ class RecordingTransport(asyncio.Transport):
         return False
 
     def pause_reading(self) -> None:
-        pass
+        self.reading = False
 
     def resume_reading(self) -> None:
-        pass
+        self.reading = True
 
     def can_write_eof(self) -> bool:
         return False
 
     def close(self) -> None:
         pass
+
+
+def connected(app: ASGIApp) -> tuple[Any, RecordingTransport]:
+    """A connection of `app`, and what is beneath it."""
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
+    config.load()
+    protocol: Any = protocol_class(Edge(HttpLimits()))
+    connection, transport = protocol(config=config, server_state=ServerState(), app_state={}), RecordingTransport()
+    connection.connection_made(transport)
+    return connection, transport
 
 
 async def test_the_second_is_not_taken_for_headers_without_end() -> None:
@@ -65,12 +76,7 @@ async def test_the_second_is_not_taken_for_headers_without_end() -> None:
         await send({"type": "http.response.body"})
         answered.release()
 
-    config = uvicorn.Config(read_whole, ws="none", lifespan="off", log_config=None)
-    config.load()
-    edge = Edge(HttpLimits())
-    protocol: Any = protocol_class(edge)
-    connection, transport = protocol(config=config, server_state=ServerState(), app_state={}), RecordingTransport()
-    connection.connection_made(transport)
+    connection, transport = connected(read_whole)
     for _ in range(3):
         connection.data_received(HEAD + PIECE)
         connection.data_received(PIECE)
@@ -78,3 +84,23 @@ async def test_the_second_is_not_taken_for_headers_without_end() -> None:
         await asyncio.wait_for(answered.acquire(), 5.0)
     connection.connection_lost(None)
     assert transport.written.count(b"HTTP/1.1 204") == 3
+
+
+async def test_reading_goes_on_behind_a_whole_body() -> None:
+    """Where the last piece is large enough to pause reading, a client that leaves a held request is noticed still."""
+    waiting, whole = asyncio.Event(), asyncio.Event()
+
+    async def hold(scope: Scope, receive: Receive, send: Send) -> None:
+        waiting.set()
+        while (await receive()).get("more_body"):
+            pass
+        whole.set()
+        await receive()
+
+    connection, transport = connected(hold)
+    connection.data_received(HEAD)
+    await asyncio.wait_for(waiting.wait(), 5.0)
+    connection.data_received(PIECE * 2)
+    assert transport.reading
+    await asyncio.wait_for(whole.wait(), 5.0)
+    connection.connection_lost(None)

@@ -91,6 +91,8 @@ class GatewayProtocol(HttpToolsProtocol):
         """The server is stopping. A request whose head is on its way is still answered."""
         if self._phase is not Phase.HEAD:
             super().shutdown()
+            if self.transport.is_closing():
+                self._watch_closing()
 
     def announce_close(self) -> None:
         if self.cycle is not None:
@@ -230,7 +232,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         if self.transport.is_closing():
-            self.edge.watch(self.edge.lingering, self, self.loop)
+            self._watch_closing()
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -242,6 +244,7 @@ class GatewayProtocol(HttpToolsProtocol):
         elif self._phase is Phase.BODY and self.expect_100_continue:
             # Nobody can tell whether the client will still send the body that it asked about.
             self.transport.close()
+            self._watch_closing()
 
     def _wait_for_next(self) -> None:
         self._discarded_bytes = 0
@@ -283,6 +286,11 @@ class GatewayProtocol(HttpToolsProtocol):
         else:
             # TLS has no half-close.
             self.transport.close()
+        self._watch_closing()
+
+    def _watch_closing(self) -> None:
+        """A close is over when the client has read what is buffered and, over TLS, has said goodbye."""
+        self.edge.idle.discard(self)
         self.edge.watch(self.edge.lingering, self, self.loop)
 
     def _cut(self) -> None:
@@ -312,6 +320,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._cut()
         else:
             self.transport.close()
+            self._watch_closing()
 
     def arrival_overdue(self, now_s: float) -> None:
         if self.flow.read_paused:

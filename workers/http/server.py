@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _ACCEPTS_PER_TURN: Final = 16
 # Connections that the kernel had handed over when we stopped accepting are given this long to say what they want.
 _LAST_REQUESTS_S: Final = 0.3
+# A round trip or two, for clients that still have to take what is buffered or to end TLS.
+_GOODBYES_S: Final = 0.5
 
 
 class PublicServer:
@@ -89,6 +91,14 @@ class PublicServer:
         for task in list(self._state.tasks):
             task.cancel()
         await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        await self._close_the_rest()
+
+    async def _close_the_rest(self) -> None:
+        """Last bytes and TLS' goodbyes have a moment; the loop could not be closed over one that never comes."""
+        if self._edge.open:
+            await asyncio.sleep(_GOODBYES_S)
+        for connection in list(self._edge.open):
+            connection.linger_overdue()
 
     async def _finish_within(self, deadline_s: float) -> None:
         tasks = list(self._state.tasks)

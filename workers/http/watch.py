@@ -6,7 +6,9 @@
 What can be known: that the kernel has taken the last byte, and that until then neither an end nor a reset of the
 client's side had arrived. What cannot: whether the client's kernel has acknowledged those bytes, whether its program
 has read them, or that a machine lost its power a second ago. Over TLS the bytes are handed to the record layer, whose
-own transport may still hold up to its high-water mark.
+own transport may still hold up to its high-water mark; and the client's goodbye may be seen before our last byte is
+known to be out, so that a reply which closes the connection can count as not delivered. That errs on the side of
+keeping the result.
 """
 
 from __future__ import annotations

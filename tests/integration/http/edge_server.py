@@ -21,7 +21,7 @@ from workers.http.watch import connection
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
 DEADLINE_S = 10.0
 MIB = 1024 * 1024
@@ -146,11 +146,15 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(limits: HttpLimits | None = None, app: ASGIApp | None = None) -> AsyncIterator[Served]:
+async def serving(
+    limits: HttpLimits | None = None, *, tls_files: tuple[str, str] | None = None
+) -> AsyncIterator[Served]:
+    """`tls_files` are the paths of a certificate and its key."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     edge, application = Edge(limits or HttpLimits()), Application()
-    server = PublicServer(app or application, listener, edge, backlog=1024)
+    tls_cert, tls_key = tls_files or (None, None)
+    server = PublicServer(application, listener, edge, backlog=1024, tls_cert=tls_cert, tls_key=tls_key)
     await server.start()
     try:
         yield Served(edge, server, listener.getsockname()[1], application)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
 from tests.integration.http.edge_server import MIB, request, serving, status_of, until
+from workers.http.watch import connection
 
 
 async def test_a_reply_that_is_read_is_delivered() -> None:
@@ -37,10 +39,13 @@ async def test_a_client_that_left_before_the_reply(ending: str) -> None:
 
 
 async def test_a_client_that_leaves_behind_a_large_body_is_noticed() -> None:
-    """The body came in several reads above the mark at which reading pauses; it must go on to see the end."""
+    """The body's last read is above the mark at which reading pauses; it must go on to see the end."""
+    body = bytes(200 * 1024)
     async with serving() as served:
         client = await served.connect()
-        await client.send(request("POST", "/hold", bytes(MIB)))
+        await client.send(request("POST", "/hold", b"", f"Content-Length: {len(body)}"))
+        await until(lambda: served.app.scopes, "the application waits for the body")
+        await client.send(body)
         await until(lambda: served.app.bodies, "held")
         client.close()
         await until(lambda: served.app.lost == 1, "the application is told")
@@ -55,6 +60,20 @@ async def test_a_large_reply_whose_reader_goes_away(ending: str) -> None:
         await until(lambda: served.edge.unread, "the rest waits")
         getattr(client, ending)()
         await until(lambda: served.app.delivered == [False], "not delivered")
+
+
+async def test_a_reader_that_half_closes_counts_as_gone() -> None:
+    """It may still read, but an end is all that a client that left shows, too: we keep the result."""
+    async with serving() as served:
+        client = await served.connect()
+        await client.send(request("GET", "/big"))
+        await until(lambda: served.edge.unread, "the reply waits")
+        ours = connection(served.app.scopes[0])
+        client.sock.shutdown(socket.SHUT_WR)
+        await until(lambda: not ours.connected, "noticed")
+        await client.read_to_end()
+        await until(lambda: served.app.delivered == [False], "not delivered")
+        client.close()
 
 
 async def test_a_last_reply_is_delivered_too() -> None:
@@ -86,20 +105,27 @@ async def test_replies_while_draining_announce_the_close() -> None:
 async def test_stopping_answers_what_is_in_flight() -> None:
     """B12"""
     async with serving() as served:
-        held, idle, late = [await served.connect() for _ in range(3)]
+        held, idle, late, half = [await served.connect() for _ in range(4)]
+        split = request("POST", "/echo", b"half")
+        await half.send(split[:20])
         await held.send(request("GET", "/hold"))
         await idle.send(request("POST", "/echo", b"one"))
         await idle.read_until(b"one")
-        await until(lambda: len(served.app.scopes) == 2 and len(served.edge.open) == 3, "all are connected")
+        await until(
+            lambda: len(served.app.scopes) == 2 and len(served.edge.open) == 4 and served.edge.arriving,
+            "all are connected",
+        )
         stopping = asyncio.create_task(served.server.stop(5.0))
         await until(lambda: served.edge.draining, "stopping")
         # Accepted before, says what it wants only now.
         await late.send(request("POST", "/echo", b"late"))
         assert (await late.read_to_end()).endswith(b"late")
         assert await idle.read_to_end() == b""
+        await half.send(split[20:])
+        assert (await half.read_to_end()).endswith(b"half")
         assert not stopping.done()
         served.app.release.set()
         assert (await held.read_to_end()).endswith(b"held")
         await stopping
-        for client in (held, idle, late):
+        for client in (held, idle, late, half):
             client.close()

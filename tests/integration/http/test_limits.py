@@ -147,9 +147,9 @@ async def test_half_sent_body() -> None:
         assert len(served.edge.arriving) == 1
         served.sweep_after(120.0)
         assert refusal_in(await client.read_to_end())[0] == 408
+        await until(lambda: served.app.incomplete == 1, "the application knows, though the client is still there")
+        assert served.edge.open and not served.app.bodies
         client.close()
-        await until(lambda: served.app.incomplete == 1, "the application knows")
-        assert not served.app.bodies
 
 
 async def test_a_body_at_a_fair_rate_has_time() -> None:
@@ -231,9 +231,27 @@ async def test_a_reader_that_trickles_is_cut() -> None:
         client = await served.connect()
         await client.send(request("GET", "/big"))
         await until(lambda: served.edge.unread, "the reply waits")
-        await client.read(1_024)
+        (watched,) = protocols(served)
+        taken_bytes = 0
+        while watched.transport.get_write_buffer_size() == watched._unread_bytes:
+            taken_bytes += len(await client.read())
+        assert taken_bytes < 60 * 64 * 1024
         served.sweep_after(61.0)
         await until(lambda: served.app.delivered == [False], "cut")
+        client.close()
+
+
+async def test_a_last_reply_that_nobody_reads_is_cut() -> None:
+    """B16: also where the transport never asked us to pause, and the connection only waits to be closed."""
+    async with serving(HttpLimits(write_buffer_bytes=64 * MIB)) as served:
+        client = await served.connect()
+        await client.send(request("POST", "/echo", bytes(16 * MIB), "Connection: close"))
+        await until(lambda: served.edge.lingering, "answered")
+        assert not served.edge.unread
+        served.sweep_after(6.0)
+        assert len(served.edge.unread) == 1
+        served.sweep_after(61.0)
+        await until(lambda: not served.edge.open, "cut")
         client.close()
 
 
