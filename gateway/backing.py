@@ -15,6 +15,7 @@ from gateway.urls import redacted
 from shared.clock import SystemClock
 from shared.core.errors import StartError
 from shared.store.base import StoreError
+from shared.store.open import make_store
 from shared.store.reaping import reap
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class RedisBacking:
         return await self._embedded.start()
 
     async def _connect(self, url: str) -> Store:
-        store = open_store(url, self._settings)
+        store = make_store(url, self._settings.key_prefix)
         try:
             await store.open(Deaf(), self._owner)
             self.info = await store.info()
@@ -184,10 +185,3 @@ class RedisBacking:
             await self._store.close()
         if self._embedded is not None:
             await self._embedded.stop()
-
-
-def open_store(url: str, settings: Settings) -> Store:
-    """A store that is not connected yet."""
-    from shared.store.redis import RedisStore
-
-    return RedisStore(url, settings.key_prefix)

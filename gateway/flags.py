@@ -227,7 +227,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         urls.redis_url,
         "URL",
         "an embedded server",
-        "redis://, rediss:// or unix://. Needed for several hosts, and for results that outlive a restart.",
+        "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://. Needed for several hosts, and for results"
+        " that outlive a restart.",
     ),
     _flag(_STORE, "key-prefix", _key_prefix, "NAME", "gw", "Start of every Redis key: several gateways share a Redis."),
     _flag(

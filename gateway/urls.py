@@ -6,9 +6,13 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from shared.config import ModelName
+from shared.core.errors import ConfigError
+from shared.store.url import RedisAddress, parse_url
 
-_REDIS_SCHEMES: Final = ("redis", "rediss", "unix")
-_REDIS_LATER: Final = ("redis+sentinel", "redis+cluster")
+_REDIS_FORMS: Final = (
+    "allowed are redis://HOST:PORT/DB, rediss://HOST:PORT/DB, unix:///PATH?db=DB,"
+    " redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB and redis+cluster://HOST:PORT,HOST:PORT"
+)
 
 
 def upstream_url(text: str) -> str:
@@ -26,13 +30,15 @@ def upstream_url(text: str) -> str:
 
 def redis_url(text: str) -> str:
     """Raises `ValueError`; its text never repeats the URL, which may hold a password."""
-    allowed = "allowed are redis://HOST:PORT/DB, rediss://HOST:PORT/DB and unix:///PATH?db=DB"
-    parts = _split(text, allowed)
-    if parts.scheme in _REDIS_LATER:
-        raise ValueError(f"{parts.scheme}:// is not supported by this version yet; {allowed}")
-    target = parts.path.strip("/") if parts.scheme == "unix" else parts.hostname
-    if parts.scheme not in _REDIS_SCHEMES or not target:
-        raise ValueError(allowed)
+    if any(character.isspace() for character in text):
+        raise ValueError(_REDIS_FORMS)
+    try:
+        address = parse_url(text)
+    except ConfigError:
+        raise ValueError(_REDIS_FORMS) from None
+    # Read as localhost by Redis' own tools; here it is more likely a variable that was empty.
+    if isinstance(address, RedisAddress) and address.path is None and not urlsplit(text).hostname:
+        raise ValueError(_REDIS_FORMS)
     return text
 
 

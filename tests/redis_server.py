@@ -17,11 +17,12 @@ _DEADLINE_S = 10.0
 class RedisServer:
     """Started by the constructor. `restart` keeps the address; with `keep_data` it saves before it stops."""
 
-    def __init__(self, *options: str, tcp: bool = False) -> None:
+    def __init__(self, *options: str, tcp: bool = False, sentinel: bool = False) -> None:
         self._dir = Path(tempfile.mkdtemp(prefix="test-redis-"))
         self._socket = self._dir / "redis.sock"
         self._options = options
-        self.port = _free_port() if tcp else 0
+        self._sentinel = sentinel
+        self.port = free_port() if tcp else 0
         self._start()
 
     @property
@@ -32,6 +33,17 @@ class RedisServer:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def option(self, name: str) -> str:
+        return self._options[self._options.index(name) + 1]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
     def command(self, *words: str) -> bytes:
         """The raw reply to one command; for what a test does behind the store's back."""
         with self._connect() as client:
@@ -41,26 +53,32 @@ class RedisServer:
     def restart(self, *, keep_data: bool = False) -> None:
         if keep_data:
             self.command("SAVE")
-        self._process.kill()
-        self._process.wait()
+        self.kill()
         if not keep_data:
             (self._dir / "dump.rdb").unlink(missing_ok=True)
         self._start()
 
     def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self.kill()
         shutil.rmtree(self._dir, ignore_errors=True)
 
     def _start(self) -> None:
         self._socket.unlink(missing_ok=True)
-        command = [find_server(), "--port", str(self.port), "--unixsocket", str(self._socket), "--dir", str(self._dir)]
-        command += ["--save", "", "--appendonly", "no", "--loglevel", "warning", *self._options]
+        command = [find_server(), *self._mode(), "--port", str(self.port), "--unixsocket", str(self._socket)]
+        command += ["--dir", str(self._dir), "--loglevel", "warning", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline_s = time.monotonic() + _DEADLINE_S
         while not self._answers():
             assert self._process.poll() is None, f"{command[0]} ended with {self._process.returncode}"
             assert time.monotonic() < deadline_s, "the test's Redis does not answer"
+
+    def _mode(self) -> list[str]:
+        if not self._sentinel:
+            return ["--save", "", "--appendonly", "no"]
+        # It writes what it learns into its configuration file.
+        config = self._dir / "sentinel.conf"
+        config.touch()
+        return [str(config), "--sentinel"]
 
     def _answers(self) -> bool:
         try:
@@ -79,7 +97,7 @@ class RedisServer:
         return client
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -20,7 +20,7 @@ from shared.clock import SystemClock
 from shared.core.retry import Policy
 from shared.counters import Counters
 from shared.store.base import StoreError, StoreRefused
-from shared.store.redis import RedisStore
+from shared.store.open import make_store
 from workers.app import PublicApp
 from workers.clocks import DeliveryClocks
 from workers.connector import make_probe_session, make_session
@@ -70,7 +70,7 @@ class Worker:
         self._clock = SystemClock()
         self._lag = LoopLag()
         self._waiters = Waiters()
-        self._store = RedisStore(config.redis_url, settings.key_prefix, clock=self._clock)
+        self._store = make_store(config.redis_url, settings.key_prefix, clock=self._clock)
         self._http = make_session(settings, config.source_ip)
         self._probe_http = make_probe_session(settings, config.source_ip)
         forwarder = Forwarder(self._http, self._clock, self._probe_http)

@@ -1,7 +1,8 @@
 """The store: what every worker of every host shares.
 
-One protocol, two implementations (`redis.py`, `memory.py`), one contract suite (`tests/contract/`). The store decides
-nothing: it applies `shared/core/lifecycle.py` atomically next to the data, keeps clocks, and wakes who waits.
+One protocol, three implementations (`redis.py`, `cluster.py`, `memory.py`), one contract suite (`tests/contract/`).
+The store decides nothing: it applies `shared/core/lifecycle.py` atomically next to the data, keeps clocks, and wakes
+who waits.
 
 Four promises that callers build on:
 
@@ -142,6 +143,11 @@ class Store(Protocol):
         """
         ...
 
+    @property
+    def commands(self) -> int:
+        """How many commands were sent; a script counts as one."""
+        ...
+
     # -- samples ------------------------------------------------------------------------------------------------
 
     async def begin(self, key: SampleKey, claim: Claim) -> Header | None:
@@ -245,15 +251,19 @@ class Store(Protocol):
     async def reap(self, owner: str, *, ttl_s: float, now_ms: int, limit: int = 500) -> list[SampleKey]:
         """ORPHAN up to `limit` open samples of `owner`; returns them, for `announce`.
 
-        An entry whose record names another owner, or is settled, just leaves the set. When the set is empty the
-        instance is forgotten, and [] returned.
+        An entry whose record names another owner, or is settled, just leaves the set. On a cluster a settled record of
+        this owner may not have been logged yet: that is done then, and the sample is returned, too. When the set is
+        empty the instance is forgotten, and [] returned.
         """
         ...
 
     # -- messages between workers -------------------------------------------------------------------------------
 
     async def send_control(self, owner: str, message: bytes) -> None:
-        """Leave a message for a worker and wake it; it stays until taken or a few lease times are over."""
+        """Leave a message for a worker and wake it; it stays until taken or a few lease times are over.
+
+        Messages that were sent one after the other may be heard the other way round.
+        """
         ...
 
     async def take_inbox(self, owner: str) -> list[bytes]:

@@ -17,7 +17,7 @@ from shared.core.errors import ConfigError
 from shared.core.lifecycle import State
 from shared.core.record import pack, pack_header
 from shared.store import forms, scripts
-from shared.store.base import Settled
+from shared.store.base import Settled, StoreRefused
 from shared.store.keys import key_of, member
 from shared.store.lines import CommandLine
 from shared.store.link import COMMAND_DEADLINE_S, Link
@@ -99,7 +99,10 @@ class RedisStore(ServedStore):
     async def open(self, listener: StoreListener, owner: str) -> None:
         self._wakes.listen(listener)
         await self._link.open()
-        forms.check_version(forms.parse_info(await self._line.call("INFO", "server")), self._place.shown)
+        info = forms.parse_info(await self._line.call("INFO", "server"))
+        forms.check_version(info, self._place.shown)
+        if forms.store_info(info).mode == "cluster":
+            raise StoreRefused(f"Redis at {self._place.shown} is a node of a cluster; use redis+cluster://")
         await self._bulk_link.open()
         await self._push_link.open()
         await self._wakes.hear_control(owner)

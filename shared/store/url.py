@@ -86,6 +86,10 @@ class ClusterAddress:
     def shown(self) -> str:
         return "redis+cluster://" + ",".join(f"{seed.host}:{seed.port}" for seed in self.seeds)
 
+    def node(self, host: str, port: int) -> RedisAddress:
+        """Another node: the login is the same."""
+        return replace(self.seeds[0], host=host, port=port)
+
 
 Address = RedisAddress | SentinelAddress | ClusterAddress
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shared.clock import ManualClock
+from shared.store.cluster import ClusterStore
 from shared.store.memory import MemoryServer, MemoryStore
 from shared.store.redis import RedisStore
+from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
@@ -49,28 +51,32 @@ class Heard:
 
 
 class Bench:
-    """One shared server of either kind, and stores of several owners on it."""
+    """One shared server of any kind, and stores of several owners on it."""
 
-    def __init__(self, kind: str, redis: RedisServer) -> None:
-        self.kind = kind
+    def __init__(self, redis: RedisServer | RedisCluster | None) -> None:
         self.redis = redis
         self.clock = ManualClock()
         self.memory = MemoryServer(self.clock, Random(7))
         self._stores: list[Store] = []
 
     async def store(self, owner: str, listener: Heard | None = None) -> Store:
-        made: Store = (
-            MemoryStore(self.memory)
-            if self.kind == "memory"
-            else RedisStore(self.redis.url, rng=Random(len(self._stores)), linger_s=0.05)
-        )
+        made = self._made()
         await made.open(listener or Heard(), owner)
         self._stores.append(made)
         return made
 
+    def _made(self) -> Store:
+        rng = Random(len(self._stores))
+        match self.redis:
+            case RedisServer(url=url):
+                return RedisStore(url, rng=rng, linger_s=0.05)
+            case RedisCluster(url=url):
+                return ClusterStore(url, rng=rng, linger_s=0.05)
+        return MemoryStore(self.memory)
+
     async def ttl_s(self, name: str) -> float:
         """What is left of a sample's record, in seconds, whichever clock keeps it; -1 for none at all."""
-        if self.kind == "memory":
+        if self.redis is None:
             for key, stored in self.memory.samples.items():
                 if f"gw:s:{key.session_key}:{key.seq_id}" == name:
                     return stored.expires_s - self.clock.monotonic_s() if stored.expires_s is not None else -1
@@ -81,7 +87,7 @@ class Bench:
 
     def forget(self, name: str) -> None:
         """Let a sample's record or a log expire now."""
-        if self.kind == "memory":
+        if self.redis is None:
             _, kind, session_key, number = name.split(":")
             container: Any = self.memory.samples if kind == "s" else self.memory.logs
             container.pop((session_key.strip("{}"), int(number)))
@@ -100,9 +106,21 @@ def redis_server() -> Iterator[RedisServer]:
     server.stop()
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def bench(request: pytest.FixtureRequest, redis_server: RedisServer) -> AsyncIterator[Bench]:
-    redis_server.command("FLUSHALL")
-    made = Bench(request.param, redis_server)
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    cluster = RedisCluster()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(params=[None, "redis_server", "redis_cluster"], ids=["memory", "redis", "cluster"])
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    kind = request.param
+    redis = (
+        None if kind == "memory" else request.getfixturevalue("redis_server" if kind == "redis" else "redis_cluster")
+    )
+    if redis is not None:
+        redis.command("FLUSHALL")
+    made = Bench(redis)
     yield made
     await made.close()

@@ -53,7 +53,7 @@ class FakeStore:
 
 
 def backed_by(store: FakeStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> b.RedisBacking:
-    monkeypatch.setattr(b, "open_store", lambda url, settings: cast("Store", store))
+    monkeypatch.setattr(b, "make_store", lambda url, key_prefix: cast("Store", store))
     return b.RedisBacking(Settings(redis_url=URL), tmp_path, 1 << 30, "o")
 
 

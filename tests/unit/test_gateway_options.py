@@ -90,7 +90,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"upstream": ("ftp://x",)}, "--upstream: 'ftp://x' is not allowed; give the base URL"),
     ({"upstream": ("http://me:hunter2@x",)}, "--upstream: this value is not allowed; credentials"),
     ({"redis_url": "http://:hunter2@x"}, "--redis-url: this value is not allowed; allowed are redis://"),
-    ({"redis_url": "redis+cluster://x"}, "redis+cluster:// is not supported by this version yet"),
+    ({"redis_url": "redis+cluster://x/1"}, "--redis-url: 'redis+cluster://x/1' is not allowed; allowed are redis://"),
     ({"training_upstream": "http://x"}, "--training-upstream is not supported by this version yet"),
     ({"lora_path": "/x"}, "--lora-path is not supported by this version yet"),
     ({"host": "0.0.0.0"}, "--host: '0.0.0.0' is not a loopback address and there are no API keys"),

@@ -39,7 +39,18 @@ def test_upstreams_that_are_none(text: str, reason: str) -> None:
     assert "secret" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("text", ["redis://h:6379/0", "rediss://u:p@h", "unix:///run/redis.sock?db=1", "redis://[::1]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://h:6379/0",
+        "rediss://u:p@h",
+        "unix:///run/redis.sock?db=1",
+        "redis://[::1]",
+        "redis+sentinel://u:p@a:1,b/name/2?sentinel_password=s",
+        "redis+cluster://a:1,[::1]:2",
+        "rediss+cluster://a",
+    ],
+)
 def test_redis(text: str) -> None:
     assert urls.redis_url(text) == text
 
@@ -51,8 +62,10 @@ def test_redis(text: str) -> None:
         ("redis://", "allowed are redis://"),
         ("unix://", "allowed are redis://"),
         ("redis://h:x", "allowed are redis://"),
-        ("redis+cluster://h", "redis\\+cluster:// is not supported by this version yet"),
-        ("redis+sentinel://:secret@h/name", "redis\\+sentinel:// is not supported by this version yet"),
+        ("redis://:secret@h/x", "allowed are redis://"),
+        ("redis+cluster://:secret@h/1", "allowed are redis://"),
+        ("redis+sentinel://:secret@h,g", "allowed are redis://"),
+        ("redis+cluster://h, g", "allowed are redis://"),
     ],
 )
 def test_redis_that_is_none(text: str, reason: str) -> None:

@@ -1,0 +1,268 @@
+"""The store on a Redis or Valkey cluster: the steps of `redis.py`, each cut into steps of one slot, in a safe order.
+
+    begin    open set, record        an entry without a record of its owner is nothing: the reaper drops it
+    settle   record, log, open set   the entry leaves last: whatever is left half done, the reaper of a dead owner finds
+                                     it there; a living one repeats `settle`, and what was logged is not logged again
+    reap     record, log, open set   several may reap at once, each step is the same the second time
+    lease    instances, lease        who holds a lease, or has something open, is known
+
+Announcements travel by PUBLISH, which every node passes on to all others: easy to follow (one subscription line, to any
+node), and paid for with traffic between nodes. A node that was away, or another one in its place, counts as a gap.
+
+A log is searched for an entry only where that may be there already, and only so far back: after a very long log an
+entry may stand twice. Clients pass over what they know; a cursor of another epoch gives them everything twice, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from shared.clock import SystemClock
+from shared.core.errors import ConfigError
+from shared.core.lifecycle import State
+from shared.core.record import HEADER_BYTES, pack, pack_header
+from shared.store import cluster_scripts as scripts
+from shared.store import forms
+from shared.store.base import Settled, StoreError, StoreUnavailable
+from shared.store.cluster_line import ClusterLine
+from shared.store.keys import key_of, member
+from shared.store.link import COMMAND_DEADLINE_S, Link
+from shared.store.redis import SETTLED
+from shared.store.served import BULK_FROM_BYTES, ServedStore
+from shared.store.shards import Shards
+from shared.store.url import ClusterAddress, parse_url
+from shared.store.wakes import LINGER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable, Sequence
+
+    from shared.clock import Clock
+    from shared.core.model import SampleKey
+    from shared.core.record import Claim, Header
+    from shared.store.base import StoreInfo, StoreListener
+    from shared.store.connection import Argument
+    from shared.store.lines import Script
+
+T = TypeVar("T")
+
+# Entries of a log that are looked through for one that may be there already: some 100 us of the server's time.
+_LOOK_BACK: Final = 512
+
+
+class ClusterStore(ServedStore):
+    def __init__(
+        self,
+        url: str,
+        key_prefix: str = "gw",
+        *,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+        deadline_s: float = COMMAND_DEADLINE_S,
+        linger_s: float = LINGER_S,
+    ) -> None:
+        """Raises `ConfigError` for a URL that is not a cluster's."""
+        clock, rng = clock or SystemClock(), rng or Random()
+        self._shards = Shards(_address(url), clock, rng, deadline_s, self._on_change)
+        super().__init__(ClusterLine(self._shards), ClusterLine(self._shards, bulk=True), key_prefix, rng, linger_s)
+        self._push_link = Link(
+            self._shards,
+            "gateway-push",
+            clock=clock,
+            rng_unit=rng.random,
+            deadline_s=deadline_s,
+            on_up=self._wakes.subscriptions.on_up,
+            on_push=self._wakes.subscriptions.on_push,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ClusterStore {self._shards.shown}>"
+
+    @property
+    def commands(self) -> int:
+        return self._shards.commands
+
+    @property
+    def connected_since_s(self) -> float | None:
+        return self._shards.connected_since_s
+
+    @property
+    def restarted_s(self) -> float | None:
+        return self._shards.restarted_s
+
+    async def open(self, listener: StoreListener, owner: str) -> None:
+        self._wakes.listen(listener)
+        await self._shards.open()
+        forms.check_version(forms.parse_info(await self._anywhere("INFO", "server")), self._shards.shown)
+        await self._push_link.open()
+        await self._wakes.hear_control(owner)
+
+    async def close(self) -> None:
+        await self._wakes.close()
+        await self._push_link.close()
+        await self._shards.close()
+
+    def _on_change(self) -> None:
+        self._wakes.on_gap()
+
+    async def _anywhere(self, *arguments: Argument) -> Any:
+        return await self._shards.any_up().line.call(*arguments)
+
+    # -- samples ------------------------------------------------------------------------------------------------
+
+    async def begin(self, key: SampleKey, claim: Claim) -> Header | None:
+        entry = (self._keys.open_set(claim.owner), member(key))
+        added = await self._line.call("SADD", *entry)
+        try:
+            record = pack_header(State.PENDING, claim)
+            found = await self._line.run(scripts.BEGIN_RECORD, [self._keys.sample(key)], record)
+        except StoreError as error:
+            if added and not _maybe_done(error):
+                self._line.post("SREM", *entry)
+            raise
+        if found is None:
+            return None
+        header = forms.header_of(found)
+        # An entry of our own that stood there before is that of a settling which is not over yet.
+        if header.claim.owner != claim.owner or (added and header.state is not State.PENDING):
+            await self._line.call("SREM", *entry)
+        return header
+
+    async def settle(
+        self, key: SampleKey, claim: Claim, state: State, payload: bytes, *, ttl_s: float, now_ms: int
+    ) -> Settled:
+        line = self._bulk if len(payload) >= BULK_FROM_BYTES else self._line
+        record = pack(state, claim, payload)
+        attempt = claim.attempt.to_bytes(2, "big")
+        name = self._keys.sample(key)
+        settled = SETTLED[await line.run(scripts.SETTLE_RECORD, [name], claim.owner, attempt, record, forms.ms(ttl_s))]
+        ended: tuple[State, int] | None = (state, len(payload))
+        if settled is Settled.REFUSED:
+            # It has ended otherwise, long ago perhaps: but the log may be a younger one, of a shard that lost its data.
+            ended = _ended(await self._line.run(scripts.OWN_RECORD, [name], claim.owner))
+        if ended is not None:
+            await self._log(key, *ended, ttl_s, now_ms, _LOOK_BACK if settled is not Settled.WRITTEN else 0)
+            await self._line.call("SREM", self._keys.open_set(claim.owner), member(key))
+        return settled
+
+    async def _log(
+        self, key: SampleKey, state: State, size_bytes: int, ttl_s: float, now_ms: int, look_back: int
+    ) -> None:
+        ttl_ms = forms.ms(ttl_s)
+        await self._line.run(
+            scripts.LOG,
+            [self._keys.log(key.session_key, key.clone_id)],
+            forms.log_entry(key, state, size_bytes),
+            self._epoch(),
+            ttl_ms,
+            now_ms,
+            now_ms - ttl_ms,
+            look_back,
+        )
+
+    async def _sum(self, script: Script, keys: Sequence[SampleKey], *arguments: Argument) -> int:
+        return sum(await _all(self._line.run(script, [name], *arguments) for name in self._keys.samples(keys)))
+
+    # -- ownership ----------------------------------------------------------------------------------------------
+
+    async def renew_lease(self, owner: str, *, ttl_s: float) -> bool:
+        await self._line.run(scripts.ADD_INSTANCE, [self._keys.instances], owner)
+        return bool(await self._line.run(scripts.TAKE_LEASE, [self._keys.lease(owner)], forms.ms(ttl_s)))
+
+    async def release_lease(self, owner: str) -> None:
+        await self._line.call("DEL", self._keys.lease(owner))
+        await self._forget_retired(owner)
+
+    async def _forget_retired(self, owner: str) -> None:
+        """One that takes its lease at this very moment is known again with its next renewal."""
+        if await self._line.run(scripts.IS_RETIRED, [self._keys.lease(owner), self._keys.open_set(owner)]):
+            await self._line.call("SREM", self._keys.instances, owner)
+
+    async def lapsed_owners(self) -> list[str]:
+        owners = [owner.decode() for owner in await self._line.call("SMEMBERS", self._keys.instances)]
+        held = await _all(self._line.call("EXISTS", self._keys.lease(owner)) for owner in owners)
+        return [owner for owner, holds in zip(owners, held, strict=True) if not holds]
+
+    async def reap(self, owner: str, *, ttl_s: float, now_ms: int, limit: int = 500) -> list[SampleKey]:
+        open_set = self._keys.open_set(owner)
+        while members := await self._line.call("SRANDMEMBER", open_set, limit):
+            keys = [key_of(name.decode()) for name in members]
+            outcomes = await asyncio.gather(
+                *(self._reap_one(owner, key, ttl_s, now_ms) for key in keys), return_exceptions=True
+            )
+            done = [key for key, outcome in zip(keys, outcomes, strict=True) if isinstance(outcome, bool)]
+            if not done:
+                raise _first_error(outcomes)
+            await self._line.call("SREM", open_set, *map(member, done))
+            await self._forget_retired(owner)
+            told = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is True]
+            # What is away is left for the next call: those that were ended are announced before that fails.
+            if told:
+                return told
+        await self._forget_retired(owner)
+        return []
+
+    async def _reap_one(self, owner: str, key: SampleKey, ttl_s: float, now_ms: int) -> bool:
+        """Whether it has ended, by the reaper or by its owner, and is logged."""
+        found = await self._line.run(scripts.REAP_RECORD, [self._keys.sample(key)], owner, forms.ms(ttl_s))
+        ended = _ended(found)
+        if ended is None:
+            return False
+        await self._log(key, *ended, ttl_s, now_ms, _LOOK_BACK)
+        return True
+
+    # -- the rest -----------------------------------------------------------------------------------------------
+
+    async def broadcast(self, message: bytes) -> None:
+        await self._anywhere("PUBLISH", self._keys.control_all, message)
+
+    async def ping(self) -> None:
+        """Asks every master."""
+        await _all(shard.line.call("PING") for shard in self._shards.masters)
+
+    async def info(self) -> StoreInfo:
+        """Memory is that of all masters together; the policy is the most harmful one."""
+        replies = await _all(shard.line.call("INFO", "everything") for shard in self._shards.masters)
+        infos = [forms.store_info(forms.parse_info(reply)) for reply in replies]
+        policies = {info.policy: None for info in infos}
+        return replace(
+            infos[0],
+            mode="cluster",
+            used_bytes=sum(info.used_bytes for info in infos),
+            max_bytes=sum(info.max_bytes for info in infos) if all(info.max_bytes for info in infos) else 0,
+            policy=next((policy for policy in policies if policy not in ("", "noeviction")), infos[0].policy),
+        )
+
+
+def _address(url: str) -> ClusterAddress:
+    address = parse_url(url)
+    if isinstance(address, ClusterAddress):
+        return address
+    raise ConfigError("--redis-url: the cluster's store needs redis+cluster://")
+
+
+def _maybe_done(error: StoreError) -> bool:
+    return isinstance(error, StoreUnavailable) and error.maybe_done
+
+
+def _ended(found: Any) -> tuple[State, int] | None:
+    """State and payload size of a record that has ended, as the scripts tell them."""
+    if found is None:
+        return None
+    state = State(found[0].decode())
+    return (state, found[1] - HEADER_BYTES) if state is not State.PENDING else None
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results; raises the first error when the last of the calls has ended."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    results = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    if len(results) < len(outcomes):
+        raise _first_error(outcomes)
+    return results
+
+
+def _first_error(outcomes: Iterable[object]) -> BaseException:
+    return next(outcome for outcome in outcomes if isinstance(outcome, BaseException))

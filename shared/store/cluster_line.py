@@ -1,0 +1,61 @@
+"""Commands to whichever node has the key: `served.Line` on a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from shared.store.base import StoreUnavailable
+from shared.store.replies import Redirected
+from shared.store.slots import slot_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from shared.store.connection import Argument
+    from shared.store.lines import CommandLine, Script
+    from shared.store.shards import Shard, Shards
+
+# One while a slot moves, one more for each move meanwhile; a loop of nodes that point at each other ends.
+_REDIRECTIONS: Final = 5
+
+
+class ClusterLine:
+    def __init__(self, shards: Shards, *, bulk: bool = False) -> None:
+        self._shards = shards
+        self._bulk = bulk
+
+    @property
+    def commands(self) -> int:
+        """Of both lines: the shards count them."""
+        return self._shards.commands
+
+    async def call(self, *arguments: Argument) -> Any:
+        """Raises `StoreError`."""
+        return await self._send(str(arguments[1]), lambda line, asking: line.call(*arguments, asking=asking))
+
+    async def run(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Any:
+        """`keys` are of one slot. Raises `StoreError`."""
+        return await self._send(keys[0], lambda line, asking: line.run(script, keys, *arguments, asking=asking))
+
+    def post(self, *arguments: Argument) -> None:
+        """To the key's node, or to any when that is away: a message is passed on by every node."""
+        try:
+            shard = self._shards.owner(slot_of(str(arguments[1])))
+            self._of(shard if shard.up else self._shards.any_up()).post(*arguments)
+        except StoreUnavailable:
+            self._shards.doubt()
+
+    async def _send(self, key: str, send: Callable[[CommandLine, bool], Awaitable[Any]]) -> Any:
+        shard, asking = self._shards.owner(slot_of(key)), False
+        for _ in range(_REDIRECTIONS):
+            try:
+                return await send(self._of(shard), asking)
+            except Redirected as redirected:
+                shard, asking = self._shards.follow(redirected), redirected.asking
+            except StoreUnavailable:
+                self._shards.doubt()
+                raise
+        raise StoreUnavailable("the cluster moves this key about", maybe_done=False)
+
+    def _of(self, shard: Shard) -> CommandLine:
+        return shard.bulk if self._bulk else shard.line

@@ -1,0 +1,22 @@
+"""Which store a URL asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.store.url import ClusterAddress, parse_url
+
+if TYPE_CHECKING:
+    from shared.clock import Clock
+    from shared.store.base import Store
+
+
+def make_store(url: str, key_prefix: str, *, clock: Clock | None = None) -> Store:
+    """A store that is not connected yet. Raises `ConfigError` for a URL that is none."""
+    if isinstance(parse_url(url), ClusterAddress):
+        from shared.store.cluster import ClusterStore
+
+        return ClusterStore(url, key_prefix, clock=clock)
+    from shared.store.redis import RedisStore
+
+    return RedisStore(url, key_prefix, clock=clock)

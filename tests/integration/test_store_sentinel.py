@@ -1,0 +1,122 @@
+"""The store where sentinels name its server: a failover in the middle, and what they can get wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shared.core.lifecycle import State
+from shared.core.model import SampleKey
+from shared.core.record import Claim
+from shared.store.base import Settled, StoreError, StoreRefused, StoreUnavailable
+from shared.store.redis import RedisStore
+from tests.contract.conftest import Heard
+from tests.redis_sentinels import RedisSentinels
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+OWNER = "owner-0000000000"
+CLAIM = Claim(OWNER, 1, 1, bytes(16))
+TTL_S = 3600.0
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def sentinels() -> Iterator[RedisSentinels]:
+    made = RedisSentinels()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+async def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+async def store(sentinels: RedisSentinels, heard: Heard) -> AsyncIterator[RedisStore]:
+    made = RedisStore(sentinels.url, rng=Random(1))
+    await made.open(heard, OWNER)
+    yield made
+    await made.close()
+
+
+async def in_the_end(call: Callable[[], Awaitable[object]]) -> object:
+    """What a worker does: once more, until the store takes it."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await call()
+            except StoreError:
+                await asyncio.sleep(0.01)
+
+
+async def test_the_master_is_found_and_the_mode_is_told(sentinels: RedisSentinels, store: RedisStore) -> None:
+    sentinels.master.command("SET", "gw:s:odd:7", "not a record")
+    with pytest.raises(StoreRefused, match="not a sample record"):
+        await store.read(SampleKey("odd", 7))
+    assert (await store.info()).mode == "sentinel"
+    assert "hunter2" not in repr(RedisStore(sentinels.url.replace("://", "://:hunter2@")))
+
+
+async def test_a_service_that_no_sentinel_knows_is_refused(sentinels: RedisSentinels) -> None:
+    store = RedisStore(sentinels.url.replace("/results", "/nothing"))
+    with pytest.raises(StoreRefused, match="knows no service 'nothing'"):
+        await store.open(Heard(), OWNER)
+    await store.close()
+
+
+async def test_no_sentinel_at_all_is_one_clear_sentence() -> None:
+    store = RedisStore("redis+sentinel://127.0.0.1:1,127.0.0.1:2/x")
+    with pytest.raises(StoreUnavailable, match=r"no sentinel of redis\+sentinel://127.0.0.1:1,127.0.0.1:2/x answers"):
+        await store.open(Heard(), OWNER)
+    await store.close()
+
+
+async def test_a_demoted_master_is_left(sentinels: RedisSentinels, store: RedisStore) -> None:
+    """It answers, and refuses writes: a connection that stays with it would refuse every sample."""
+    connection = store._link.connection
+    assert connection is not None
+    master, replica = sentinels.master, sentinels.replica()
+    master.command("REPLICAOF", "127.0.0.1", str(replica.port))
+    try:
+        with pytest.raises(StoreUnavailable):
+            await store.begin(SampleKey("demoted", 1), CLAIM)
+        assert connection.lost.done()
+    finally:
+        master.command("REPLICAOF", "NO", "ONE")
+    assert await in_the_end(lambda: store.begin(SampleKey("demoted", 2), CLAIM)) is None
+
+
+async def test_a_failover_is_survived_and_counts_as_a_restart(
+    sentinels: RedisSentinels, store: RedisStore, heard: Heard
+) -> None:
+    """C3: pending samples settle on the new master, watches are heard again, the workers are told to refill."""
+    keys = [SampleKey("session", number) for number in range(50)]
+    await asyncio.gather(*(store.begin(key, CLAIM) for key in keys))
+    await store.watch("session")
+    assert store.restarted_s is None
+    gaps_before = heard.gaps
+    old = sentinels.master
+    sentinels.stop_sentinel(2)
+    old.kill()
+    outcomes = await asyncio.gather(
+        *(
+            in_the_end(lambda key=key: store.settle(key, CLAIM, State.READY, b"late", ttl_s=TTL_S, now_ms=0))  # type: ignore[misc]
+            for key in keys
+        )
+    )
+    assert set(outcomes) <= {Settled.WRITTEN, Settled.REPEATED}
+    assert sentinels.master is not old
+    assert store.restarted_s is not None
+    await heard.until(lambda heard: heard.gaps > gaps_before)
+    await in_the_end(lambda: store.watch("session"))
+    store.announce("session", 3)
+    await heard.until(lambda heard: ("session", 3) in heard.announced)
+    record = await store.read(keys[0])
+    assert record is not None and bytes(record.payload) == b"late"

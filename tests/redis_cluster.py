@@ -1,0 +1,106 @@
+"""A real cluster for tests: a few server processes that know each other, every slot owned."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from shared.store.slots import SLOTS, slot_of
+from tests.redis_server import RedisServer, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# How soon a node is missed. Links between nodes that are as quiet for half of it are cut, with the messages on them.
+QUICK_MS: Final = 1000
+_PATIENT_MS: Final = 15_000
+_DEADLINE_S: Final = 20.0
+
+
+class RedisCluster:
+    """`masters` own a like share of the slots each; `replicas[i]`, if wanted, follows `masters[i]`."""
+
+    def __init__(self, masters: int = 3, *, replicated: bool = False, node_timeout_ms: int = _PATIENT_MS) -> None:
+        self.masters: list[RedisServer] = []
+        self.replicas: list[RedisServer] = []
+        try:
+            for _ in range(masters):
+                self.masters.append(_node(node_timeout_ms))
+            for _ in range(masters if replicated else 0):
+                self.replicas.append(_node(node_timeout_ms))
+            self._assemble()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def nodes(self) -> list[RedisServer]:
+        return [*self.masters, *self.replicas]
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.masters)
+
+    def master_of(self, key: str) -> RedisServer:
+        """By the shares that the masters began with."""
+        return self.masters[slot_of(key) * len(self.masters) // SLOTS]
+
+    def command(self, *words: str) -> bytes:
+        """The raw reply of the key's master; FLUSHALL goes to all."""
+        if words[0] == "FLUSHALL":
+            for node in self.masters:
+                assert node.command(*words) == b"+OK\r\n"
+            return b"+OK\r\n"
+        return self.master_of(words[1]).command(*words)
+
+    def wait_until_whole(self) -> None:
+        """Every node that runs agrees that all slots are served."""
+        for node in self.nodes:
+            if node.running:
+                _until(lambda node=node: b"cluster_state:ok" in node.command("CLUSTER", "INFO"))  # type: ignore[misc]
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def _assemble(self) -> None:
+        first, *others = self.nodes
+        for number, node in enumerate(self.masters):
+            begin, end = (-(-SLOTS * at // len(self.masters)) for at in (number, number + 1))
+            assert node.command("CLUSTER", "ADDSLOTSRANGE", str(begin), str(end - 1)) == b"+OK\r\n"
+        for epoch, node in enumerate(self.nodes, 1):
+            assert node.command("CLUSTER", "SET-CONFIG-EPOCH", str(epoch)) == b"+OK\r\n"
+        for node in others:
+            node.command("CLUSTER", "MEET", "127.0.0.1", str(first.port), node_bus_port(first))
+        known = f"cluster_known_nodes:{len(self.nodes)}\r\n".encode()
+        for node in self.nodes:
+            _until(lambda node=node: known in node.command("CLUSTER", "INFO"))  # type: ignore[misc]
+        for master, replica in zip(self.masters, self.replicas, strict=False):
+            master_id = master.command("CLUSTER", "MYID").split(b"\r\n")[1].decode()
+            assert replica.command("CLUSTER", "REPLICATE", master_id) == b"+OK\r\n"
+            _until(lambda replica=replica: b"master_link_status:up" in replica.command("INFO", "replication"))  # type: ignore[misc]
+        self.wait_until_whole()
+
+
+def node_bus_port(node: RedisServer) -> str:
+    return node.option("--cluster-port")
+
+
+def _node(node_timeout_ms: int) -> RedisServer:
+    options = {
+        "--cluster-enabled": "yes",
+        "--cluster-port": str(free_port()),
+        "--cluster-node-timeout": str(node_timeout_ms),
+        # One shard that is away must not take the others with it.
+        "--cluster-require-full-coverage": "no",
+        "--cluster-replica-validity-factor": "0",
+        "--repl-diskless-sync-delay": "0",
+    }
+    return RedisServer(*(word for option in options.items() for word in option), tcp=True)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "the test's cluster does not come together"
+        time.sleep(0.02)
