@@ -82,16 +82,29 @@ def shown(plan: tuple[Planned, ...]) -> str:
     return ",".join(map(str, plan))
 
 
-def recovered_after_s(done: Break, spans: npt.NDArray[np.float64]) -> float | None:
-    """Seconds from the end of the fault to the first good result of a sample that was submitted after its beginning.
+def recovered_after_s(done: Break, spans: npt.NDArray[np.float64], promises: npt.NDArray[np.float64]) -> float | None:
+    """Seconds from the end of the fault until the gateway served as before. None: never.
 
-    `spans`: float64[n, 2], submission and result of each completed sample, monotonic seconds. A killed worker is
-    recovered when its slot is ready. None: never.
+    `spans`, `promises`: float64[n, 2], monotonic seconds, submission and good result of each completed sample,
+    submission and promise of each accepted one. A killed worker is recovered when its slot is ready; an upstream with
+    the first result of a sample that was submitted since the fault began; Redis with the first result of any sample
+    and the first promise of one submitted since, however long the upstream's queue is.
     """
     if done.fault is Fault.KILL_WORKER:
-        return None if done.ready_s is None else done.ready_s - done.over_s
-    fresh = spans[(spans[:, 0] >= done.began_s) & (spans[:, 1] >= done.over_s), 1]
-    return float(fresh.min()) - done.over_s if fresh.size else None
+        served_s = done.ready_s
+    elif done.fault is Fault.KILL_UPSTREAM:
+        served_s = _first(spans, done.began_s, done.over_s)
+    else:
+        result_s = _first(spans, float("-inf"), done.over_s)
+        promise_s = _first(promises, done.began_s, done.over_s)
+        served_s = None if result_s is None else max(result_s, promise_s or result_s)
+    return None if served_s is None else served_s - done.over_s
+
+
+def _first(pairs: npt.NDArray[np.float64], begun_since_s: float, ended_since_s: float) -> float | None:
+    """The earliest end of a pair that began and ended since then."""
+    fresh = pairs[(pairs[:, 0] >= begun_since_s) & (pairs[:, 1] >= ended_since_s), 1]
+    return float(fresh.min()) if fresh.size else None
 
 
 def _parse_item(item: str) -> Planned:

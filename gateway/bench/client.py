@@ -161,10 +161,11 @@ class SdkClient:
         """The result's bytes; None when the sample was cancelled, as it was meant to be."""
         seq_id = self._next_seq_id
         self._next_seq_id += 1
+        posted_s = self._clock.monotonic_s()
         promise = await self._submit(wanted, seq_id)
         if not isinstance(promise, Promise):
             return promise
-        self._tally.submitted += 1
+        self._tally.promise(posted_s, self._clock.monotonic_s())
         assert self._retriever is not None
         try:
             async with asyncio.timeout(wanted.cancel_after_s):

@@ -140,6 +140,7 @@ def _report(client: SdkClient, tally: Tally, cpu_seconds: float) -> Report:
         submit_s=tally.submit_s.tobytes(),
         latency_s=tally.latency_s.tobytes(),
         spans_s=tally.spans_s.tobytes(),
+        promises_s=tally.promises_s.tobytes(),
         cpu_seconds=cpu_seconds,
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )

@@ -50,7 +50,7 @@ class Progress(msgspec.Struct, tag="progress", frozen=True):
 
 
 class Report(msgspec.Struct, tag="report", frozen=True, kw_only=True):
-    """`submit_s`, `latency_s`: float32 little-endian; `spans_s`: float64[n, 2] (tally.py).
+    """`submit_s`, `latency_s`: float32 little-endian; `spans_s`, `promises_s`: float64[n, 2] (tally.py).
 
     `cpu_seconds`: user + system, from Go to the last sample.
     """
@@ -75,6 +75,7 @@ class Report(msgspec.Struct, tag="report", frozen=True, kw_only=True):
     submit_s: bytes
     latency_s: bytes
     spans_s: bytes
+    promises_s: bytes
     cpu_seconds: float
     peak_rss_bytes: int
 
@@ -88,8 +89,8 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True):
 FromClient = Ready | Progress | Report | Trouble
 ToClient = Plan | Go
 
-# A report of a million samples is some 32 MB of base64.
-MAX_LINE_BYTES: Final = 64 * 1024 * 1024
+# A report of a million samples is some 54 MB of base64.
+MAX_LINE_BYTES: Final = 128 * 1024 * 1024
 
 _encoder = msgspec.json.Encoder()
 _from_client = msgspec.json.Decoder(FromClient)

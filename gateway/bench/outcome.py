@@ -15,7 +15,9 @@ from gateway.bench.chaos import recovered_after_s
 from gateway.bench.report import ChaosEvent, Gateway, Redis, Report, Simulator, Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
 
     from gateway.bench import messages
     from gateway.bench.chaos import Break
@@ -131,16 +133,21 @@ def _describe(status: Mapping[str, Any] | None, kept_in: str | None) -> str | No
 
 def chaos_events(facts: RunFacts) -> list[ChaosEvent]:
     """In order of time."""
-    spans = np.frombuffer(b"".join(client.spans_s for client in facts.clients), dtype="<f8").reshape(-1, 2)
+    spans = _pairs(client.spans_s for client in facts.clients)
+    promises = _pairs(client.promises_s for client in facts.clients)
     return [
         ChaosEvent(
             at_s=round(done.began_s - facts.started_s, 3),
             what=done.fault.value,
             lasted_s=round(done.over_s - done.began_s, 3),
-            recovered_after_s=recovered_after_s(done, spans),
+            recovered_after_s=recovered_after_s(done, spans, promises),
         )
         for done in sorted(facts.breaks, key=lambda done: done.began_s)
     ]
+
+
+def _pairs(parts: Iterable[bytes]) -> npt.NDArray[np.float64]:
+    return np.frombuffer(b"".join(parts), dtype="<f8").reshape(-1, 2)
 
 
 def _simulator(seen: Observations, allowed_executions: int) -> Simulator | None:

@@ -107,8 +107,7 @@ class Client(msgspec.Struct, kw_only=True):
 class ChaosEvent(msgspec.Struct, kw_only=True):
     """`at_s`: after the first sample. `lasted_s`: until what was broken ran again, which is not the gateway's doing.
 
-    `recovered_after_s`: from then to the first result of a sample that was submitted since; of a killed worker, to its
-    slot being ready. None: the run ended before.
+    `recovered_after_s`: from then until the gateway served as before (chaos.py). None: the run ended first.
     """
 
     at_s: float

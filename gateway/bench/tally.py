@@ -15,8 +15,8 @@ MAX_EXAMPLES: Final = 5
 class Tally:
     """`submit_s`: from the first post to the promise; `latency_s`: from the user's call to the checked result.
 
-    `spans_s`: of each success the last submission and the result, two monotonic times, which one machine's processes
-    share.
+    Pairs of monotonic times, which all processes of a machine share: `spans_s`, of each success the last submission
+    and the result; `promises_s`, of each accepted submission its first post and the promise.
     """
 
     completed: int = 0
@@ -38,6 +38,7 @@ class Tally:
     submit_s: array[float] = field(default_factory=lambda: array("f"))
     latency_s: array[float] = field(default_factory=lambda: array("f"))
     spans_s: array[float] = field(default_factory=lambda: array("d"))
+    promises_s: array[float] = field(default_factory=lambda: array("d"))
 
     @property
     def ended(self) -> int:
@@ -48,6 +49,10 @@ class Tally:
         self.completed += 1
         self.latency_s.append(now_s - called_s)
         self.spans_s.extend((submitted_s, now_s))
+
+    def promise(self, posted_s: float, now_s: float) -> None:
+        self.submitted += 1
+        self.promises_s.extend((posted_s, now_s))
 
     def fail(self, kind: str, detail: str, *, wrong: bool = False) -> None:
         """`wrong`: an answer came and was not the sample's own; it counts as failed too."""

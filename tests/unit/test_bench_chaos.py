@@ -54,14 +54,22 @@ def test_only_what_bench_started_is_broken() -> None:
         bench.main(["--url", "http://127.0.0.1:1", "--chaos", "kill-worker@1"], standalone_mode=False)
 
 
-def test_recovered_is_the_first_result_after_the_fault_of_a_sample_submitted_since_it_began() -> None:
-    spans = np.array([[1.0, 4.2], [9.0, 16.0], [10.5, 11.5], [10.5, 14.0], [12.5, 15.0]])
-    assert recovered_after_s(Break(Fault.STALL_REDIS, 10.0, 12.0), spans) == 2.0
-    assert recovered_after_s(Break(Fault.STALL_REDIS, 20.0, 21.0), spans) is None
-    assert recovered_after_s(Break(Fault.WIPE_REDIS, 0.0, 0.5), np.empty((0, 2))) is None
+SPANS = np.array([[1.0, 4.2], [9.0, 13.0], [10.5, 11.5], [10.5, 14.0], [12.5, 15.0]])
+PROMISES = np.array([[9.5, 12.5], [10.5, 11.0], [11.0, 13.5], [12.5, 16.0]])
+NONE = np.empty((0, 2))
+
+
+def test_an_upstream_is_recovered_with_the_first_result_of_a_sample_submitted_since_it_broke() -> None:
+    assert recovered_after_s(Break(Fault.KILL_UPSTREAM, 10.0, 12.0), SPANS, PROMISES) == 2.0
+    assert recovered_after_s(Break(Fault.KILL_UPSTREAM, 20.0, 21.0), SPANS, PROMISES) is None
+
+
+def test_redis_is_recovered_when_results_and_promises_come_again() -> None:
+    assert recovered_after_s(Break(Fault.STALL_REDIS, 10.0, 12.0), SPANS, PROMISES) == 1.5
+    assert recovered_after_s(Break(Fault.WIPE_REDIS, 10.0, 12.0), SPANS, NONE) == 1.0  # nothing was submitted
+    assert recovered_after_s(Break(Fault.WIPE_REDIS, 10.0, 12.0), NONE, PROMISES) is None
 
 
 def test_a_killed_worker_is_recovered_when_its_slot_is_ready() -> None:
-    spans = np.array([[10.5, 11.5]])
-    assert recovered_after_s(Break(Fault.KILL_WORKER, 10.0, 10.0, 11.75), spans) == 1.75
-    assert recovered_after_s(Break(Fault.KILL_WORKER, 10.0, 10.0), spans) is None
+    assert recovered_after_s(Break(Fault.KILL_WORKER, 10.0, 10.0, 11.75), SPANS, PROMISES) == 1.75
+    assert recovered_after_s(Break(Fault.KILL_WORKER, 10.0, 10.0), SPANS, PROMISES) is None

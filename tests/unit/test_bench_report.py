@@ -20,7 +20,15 @@ from gateway.bench.watch import Observations
 
 def client(**values: Any) -> messages.Report:
     fields: dict[str, Any] = {field.name: 0 for field in msgspec.structs.fields(messages.Report)}
-    fields |= {"failures": {}, "examples": [], "submit_s": b"", "latency_s": b"", "spans_s": b"", "cpu_seconds": 0.0}
+    fields |= {
+        "failures": {},
+        "examples": [],
+        "submit_s": b"",
+        "latency_s": b"",
+        "spans_s": b"",
+        "promises_s": b"",
+        "cpu_seconds": 0.0,
+    }
     return messages.Report(**(fields | values))
 
 
