@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shared.core.errors import BadRequest
 from shared.core.model import SamplingParams
+from shared.wire.strict import MAX_VALUES
 from shared.wire.tinker import SampleCall, decode_sample
 
 # What SDK 0.38.0 sends.
@@ -296,6 +297,24 @@ def test_keys_given_twice(once: bytes, twice: bytes) -> None:
 @pytest.mark.parametrize("stop", ["a:b", '"seq_id":', '{"a":1}', '"tokens":[1,"', '\\"tokens\\": [', "}{", "\\u003a:"])
 def test_strings_that_look_like_keys_are_strings(stop: str) -> None:
     assert params_of(stop=[stop, stop]).stop == (stop, stop)
+
+
+@pytest.mark.parametrize("value", [b"1", b"[]", b"{}", b'{"tokens":1}'])
+def test_more_values_than_any_client_sends_are_refused(value: bytes) -> None:
+    """D2: reading them all would hold up everybody else of this worker."""
+    crowd = b"[" + b",".join([value] * MAX_VALUES) + b"]"
+    assert str(MAX_VALUES) in refusal(SDK_BODY.replace(b'"type":"sample"', b'"x":' + crowd))
+
+
+def test_the_tokens_themselves_are_not_counted() -> None:
+    tokens = [7] * (MAX_VALUES + 2)
+    assert decode_sample(body(prompt=prompt({"tokens": tokens}))).spec.prompt_tokens == len(tokens)
+
+
+def test_a_body_full_of_the_word_tokens_is_read_once() -> None:
+    """D2: read to its end from each of them, this one takes minutes."""
+    words = b'"x":[' + b",".join([b'"tokens"'] * (MAX_VALUES // 2)) + b'],"y":"' + b"z" * 2**23 + b'"'
+    assert decode_sample(SDK_BODY.replace(b'"type":"sample"', words)).spec.prompt == b"1,2,3,4,5"
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
