@@ -640,8 +640,39 @@ async def test_an_idle_session_poll_ends_with_the_callers_cursor() -> None:
 
 async def test_a_cursor_of_another_epoch_starts_anew(bench: AppBench) -> None:
     """C7"""
-    await settled(bench)
-    assert len((await bench.poll_session(cursor=(1 << 52) + 5)).json["completions"]) == 1
+    promised = await settled(bench)
+    answered = await bench.poll_session(cursor=(1 << 52) + 5)
+    assert answered.json["completions"][0]["request_id"] == promised
+
+
+async def test_what_died_together_with_the_log_is_told_as_failed_once(bench: AppBench) -> None:
+    """C7, B11: nobody remembers these samples; their client must come and get its 410."""
+    await bench.asample(seq_id=10)
+    await bench.asample(seq_id=14)
+    cursor = (1 << 52) + 5
+    first = await bench.poll_session(cursor=cursor, timeout_s=0.0)
+    told = {entry["request_id"]: entry["state"] for entry in first.json["completions"]}
+    assert {request_id(number) for number in (6, 9, 11, 12, 13, 15)} <= set(told)
+    assert set(told.values()) == {"failed"}
+    assert not {request_id(10), request_id(14)} & set(told)
+    assert (await bench.retrieve(request_id(12))).status == 410
+    again = await bench.poll_session(cursor=first.json["cursor"], timeout_s=0.0)
+    assert again.json == {"completions": [], "cursor": first.json["cursor"]}
+
+
+async def test_what_is_lost_is_told_only_when_all_workers_have_told_what_they_run(
+    bench: AppBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7"""
+    monkeypatch.setattr(futures, "_STORE_RETRY_S", 0.001)
+    await bench.asample(seq_id=10)
+    bench.server.wipe()
+    poll = asyncio.create_task(bench.poll_session(cursor=(1 << 52) + 5))
+    before = bench.store.commands
+    await until(lambda: bench.store.commands > before + 3)
+    assert not poll.done()
+    bench.clock.advance(REFILL_S)
+    assert request_id(11) in {entry["request_id"] for entry in (await poll).json["completions"]}
 
 
 @pytest.mark.parametrize("text", ["nonsense", "", "x" * 5000, session_of(KEY_A).sampling_session_id])

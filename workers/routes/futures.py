@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 from shared.core import ids
 from shared.core.errors import NotFound
 from shared.core.lifecycle import ANSWERS, Answer, State
-from shared.store.base import LogPage, StoreError
+from shared.store.base import LogPage, StoreError, StoreUnavailable
 from shared.wire import proto, tinker
-from workers import responses
+from workers import lost, responses
 from workers.control import cancel_message
 from workers.responses import PROTOBUF, Reply
 from workers.waiters import Wake
@@ -203,7 +203,7 @@ async def _await_page(
                 if hold_s and not watched:
                     await deps.store.watch(session_key)
                     watched = True
-                page = await deps.store.read_log(session_key, call.cloned_sampler_id, call.prev_cursor, limit=_PAGE)
+                page = await _read_page(deps, session, call)
             except StoreError:
                 waiter.wake_in(_STORE_RETRY_S)
             if page.entries or (hold_s == 0.0 and waiter.ended is None):
@@ -217,6 +217,20 @@ async def _await_page(
         deps.waiters.forget_log(session_key, waiter)
         if watched:
             deps.store.unwatch(session_key)
+
+
+async def _read_page(deps: Deps, session: SamplingSession, call: tinker.RetrieveFutures) -> LogPage:
+    """What the log has after the cursor; when it is another log than before, also what may have been lost with that.
+
+    Raises `StoreError`, also while it cannot be told yet what is lost.
+    """
+    clone_id = call.cloned_sampler_id
+    page = await deps.store.read_log(session.session_key, clone_id, call.prev_cursor, limit=_PAGE)
+    if not lost.began_anew(call.prev_cursor, page):
+        return page
+    if deps.dispatcher.refilling:
+        raise StoreUnavailable("the store is being refilled", maybe_done=False)
+    return await lost.with_lost(deps, session, clone_id, page)
 
 
 async def _hold(deps: Deps, request: Request, hold_s: float) -> None:

@@ -1,0 +1,71 @@
+"""What a session poll must still be told when the log it was reading is gone: samples that nobody remembers.
+
+A store that was emptied is told by every worker what it runs and what it had settled. A worker that died in the same
+moment tells nothing, and a client on the session poll would wait for its samples for ever, since it fetches only what
+is named to it. But a client counts its samples up, and spreads them over all workers: what is missing between the
+numbers that are known, and close to them, was lost, or was fetched long ago.
+
+To be named in vain is harmless: a client passes over what it does not wait for, and finds out about the rest when it
+fetches it. So this is generous, once per client and lost log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from shared.core.model import CLONE_SPAN
+from shared.store.base import LogEntry, LogPage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from shared.core.model import SamplingSession
+    from workers.deps import Deps
+
+# As many below the lowest known number as there are up to the highest: a dead worker's samples are as old as the
+# rest. Bounded by what one worker may run; an entry is 130 bytes to the client.
+_BELOW_MOST: Final = 65_536
+# The last few numbers of all may be the dead worker's. One that is not in use yet makes the client fetch early, no more.
+_AHEAD: Final = 64
+_AT_ONCE: Final = 500
+_EPOCH_BITS: Final = 32
+
+
+def began_anew(prev_cursor: int, page: LogPage) -> bool:
+    """Whether the client was reading another log than the one that this page is of."""
+    return prev_cursor > 0 and prev_cursor >> _EPOCH_BITS != page.cursor >> _EPOCH_BITS
+
+
+def doubtful(known: Collection[int]) -> Iterator[int]:
+    """The seq_ids, of one clone as all of `known` are, that may have been in use beside those."""
+    if not known:
+        return
+    lowest, highest = min(known), max(known)
+    below = min(highest - lowest, _BELOW_MOST)
+    first = max(lowest - below, lowest // CLONE_SPAN * CLONE_SPAN)
+    # A long-lived client that left one old sample behind is no reason to go through all since.
+    first = max(first, highest - 2 * _BELOW_MOST)
+    for seq_id in range(first, highest + _AHEAD + 1):
+        if seq_id not in known:
+            yield seq_id
+
+
+async def with_lost(deps: Deps, session: SamplingSession, clone_id: int, page: LogPage) -> LogPage:
+    """`page`, and as failed what the store does not know. Raises `StoreError`."""
+    known = {entry.seq_id for entry in page.entries} | set(_remembered(deps, session.session_key, clone_id))
+    asked = list(doubtful(known))
+    lost: list[LogEntry] = []
+    for first in range(0, len(asked), _AT_ONCE):
+        batch = asked[first : first + _AT_ONCE]
+        found = await asyncio.gather(*(deps.store.read_header(session.key(seq_id)) for seq_id in batch))
+        lost += [LogEntry(seq_id, False, 0) for seq_id, header in zip(batch, found, strict=True) if header is None]
+    return LogPage([*page.entries, *lost], page.cursor)
+
+
+def _remembered(deps: Deps, session_key: str, clone_id: int) -> Iterator[int]:
+    keys = [running.key for running in deps.dispatcher.all_running()]
+    keys += [key for key, _ in deps.settlements.claims()]
+    for key in keys:
+        if key.session_key == session_key and key.clone_id == clone_id:
+            yield key.seq_id
