@@ -76,7 +76,10 @@ def _starlette(make: Callable[..., Endpoint]) -> Starlette:
     # The hot ones again, so that a wrong method on them is a 405 like on any other.
     routes += [Route(API + path, make(handler), methods=[method]) for method, path, handler in HOT]
     routes.append(Route(API + "/healthz", make(service.healthz, public=True), methods=["GET"]))
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    # A redirect names what the client called us, and http:// behind a proxy that speaks TLS: the key would follow it.
+    app.router.redirect_slashes = False
+    return app
 
 
 def _endpoint(deps: Deps, handler: Callable[[Deps, Request], Awaitable[Reply]], *, public: bool = False) -> Endpoint:

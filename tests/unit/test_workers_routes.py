@@ -155,6 +155,13 @@ async def test_a_wrong_method_is_405(bench: AppBench, method: str, path: str, st
     assert answered.json["detail"]
 
 
+async def test_a_slash_too_many_is_no_redirect(bench: AppBench) -> None:
+    """It would name whatever Host the client sent, and leave a proxy's TLS."""
+    answered = await bench.post("/create_session/", {})
+    assert (answered.status, answered.headers["content-type"]) == (501, "application/json")
+    assert "location" not in answered.headers
+
+
 async def test_no_such_path_is_404(bench: AppBench) -> None:
     answered = await bench.request("GET", "/favicon.ico")
     assert (answered.status, answered.headers["content-type"]) == (404, "application/json")

@@ -203,6 +203,9 @@ class GatewayProtocol(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise Refusal(HTTPStatus.BAD_REQUEST, f"The HTTP version is {version}, it must be 1.1 or 1.0.")
+        if version == "1.0":
+            # Interim replies came with 1.1: an older client would take one for the reply.
+            self.expect_100_continue = False
         if self._has_body and self.parser.should_upgrade():
             raise Refusal(HTTPStatus.BAD_REQUEST, "A request with a body cannot ask for an upgrade of the protocol.")
         if len(self.pipeline) >= self.edge.limits.pipelined:

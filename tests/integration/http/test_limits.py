@@ -117,6 +117,19 @@ async def test_the_body_that_was_asked_about_is_not_waited_for() -> None:
         assert status_of(reply) == 413
 
 
+@pytest.mark.parametrize(("version", "interim"), [("1.1", True), ("1.0", False)])
+async def test_an_interim_reply_is_for_those_who_know_what_it_is(version: str, interim: bool) -> None:
+    async with serving() as served:
+        client = await served.connect()
+        head = request("POST", "/echo", b"", "Expect: 100-continue", "Content-Length: 4", "Connection: close")
+        await client.send(head.replace(b"HTTP/1.1", b"HTTP/" + version.encode()))
+        if interim:
+            await client.read_until(b"100 Continue\r\n\r\n")
+        await client.send(b"body")
+        assert status_of(await client.read_until(b"body")) == 200
+        client.close()
+
+
 # -- deadlines
 
 
