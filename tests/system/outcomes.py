@@ -1,0 +1,64 @@
+"""What became of samples, asked over and over until it is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.integration.gateway_process import eventually
+from tests.system.expected import check_payload
+from tests.system.pinned import poll
+
+if TYPE_CHECKING:
+    from tests.system.http_calls import Connection, Reply
+    from tests.system.pinned import Client
+
+_DEADLINE_S: Final = 40.0
+
+
+def settled(connection: Connection, request_id: str) -> Reply:
+    def look() -> Reply | None:
+        reply = poll(connection, request_id)
+        # 408: pending. 429: the store is not back yet, or not refilled.
+        return None if reply.status in (408, 429) else reply
+
+    return eventually(look, "a settled sample", _DEADLINE_S)
+
+
+def accepted(connection: Connection, body: dict[str, Any]) -> dict[str, Any]:
+    def look() -> Reply | None:
+        reply = connection.post("/api/v1/asample", body)
+        return None if reply.status == 429 else reply
+
+    reply = eventually(look, "an accepted sample", _DEADLINE_S)
+    assert reply.status == 200, reply
+    promise: dict[str, Any] = reply.json()
+    return promise
+
+
+def result_of(connection: Connection, request_id: str, client: Client, body: dict[str, Any]) -> bytes:
+    """The payload, checked to be this very sample's."""
+    reply = settled(connection, request_id)
+    assert reply.status == 200, reply
+    assert reply.headers["content-type"] == "application/x-protobuf", reply
+    check_payload(reply.body, client.model, body)
+    return reply.body
+
+
+def failure_of(connection: Connection, request_id: str) -> tuple[str, str]:
+    """Category and text of a sample that has failed."""
+    reply = settled(connection, request_id)
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json"), reply
+    told = reply.json()
+    return told["category"], told["error"]
+
+
+def says_it_waits(connection: Connection, request_id: str) -> None:
+    """Wait until a poll tells that no upstream takes the sample."""
+
+    def look() -> bool:
+        reply = poll(connection, request_id)
+        assert reply.status == 408, reply
+        told: bool = reply.json()["queue_state"] == "paused_capacity"
+        return told
+
+    eventually(look, "a poll that says paused_capacity", _DEADLINE_S)
