@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from shared.core.model import SamplingSession
     from workers.deps import Deps
 
-# As many below the lowest known number as there are up to the highest: a dead worker's samples are as old as the
-# rest. Bounded by what one worker may run; an entry is 130 bytes to the client.
+# As many below the lowest known number as there are up to the highest: a dead worker's samples are as old as others'.
+# Bounded by what one worker may run; an entry is 130 bytes to the client.
 _BELOW_MOST: Final = 65_536
-# The last few numbers of all may be the dead worker's. One that is not in use yet makes the client fetch early, no more.
+# The last few numbers of all may be the dead worker's. One not in use yet makes the client fetch early, no more.
 _AHEAD: Final = 64
 _AT_ONCE: Final = 500
 _EPOCH_BITS: Final = 32
