@@ -62,8 +62,8 @@ _RANDOM_WITHIN_S: Final = 8.0
 _RANDOM_EACH: Final = 2
 # Longer than any command takes, shorter than the 10 s after which a worker takes the server for dead.
 STALL_S: Final = 4.0
-# A server that is emptied while a worker dies loses what only the two of them knew: a documented limit, which is not
-# drawn. Before the wipe it takes a moment until the death is told, and a stall on top; after it, until all is refilled.
+# A server that is emptied while all workers die loses what only they knew: a documented limit, which is not drawn.
+# Before the wipe it takes a moment until the death is told, and a stall on top; after it, until all is refilled.
 _APART_BEFORE_S: Final = STALL_S + 2.0
 _APART_AFTER_S: Final = 3.0
 
@@ -117,10 +117,10 @@ def _parse_item(item: str) -> Planned:
 
 
 def is_beyond_limit(plan: tuple[Planned, ...]) -> bool:
-    """Whether a worker dies together with what Redis keeps: nobody is left who could tell clients what they lost."""
+    """Whether two workers die together with what Redis keeps: nobody may be left who could tell what was lost."""
     wipes = [at_s for planned, at_s in _as_it_happens(plan) if planned.fault is Fault.WIPE_REDIS]
     kills = [planned.at_s for planned in plan if planned.fault is Fault.KILL_WORKER]
-    return any(-_APART_BEFORE_S < kill_s - wipe_s < _APART_AFTER_S for kill_s in kills for wipe_s in wipes)
+    return any(sum(-_APART_BEFORE_S < kill_s - wipe_s < _APART_AFTER_S for kill_s in kills) > 1 for wipe_s in wipes)
 
 
 def _as_it_happens(plan: tuple[Planned, ...]) -> Iterator[tuple[Planned, float]]:

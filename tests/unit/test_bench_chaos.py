@@ -26,9 +26,10 @@ def test_a_random_plan_is_drawn_from_the_seed_and_can_be_repeated_by_its_text() 
     assert max(planned.at_s for planned in make_plan("random@100", seed=0)) > 8
 
 
-def test_a_worker_that_dies_together_with_what_redis_keeps_is_not_drawn() -> None:
-    assert is_beyond_limit(make_plan("stall-redis@2,wipe-redis@3,kill-worker@5", 0))
-    assert is_beyond_limit(make_plan("wipe-redis@3,kill-worker@3.5", 0))
+def test_two_workers_that_die_together_with_what_redis_keeps_are_not_drawn() -> None:
+    assert is_beyond_limit(make_plan("stall-redis@2,wipe-redis@3,kill-worker@5,kill-worker@6", 0))
+    assert is_beyond_limit(make_plan("wipe-redis@3,kill-worker@2.5,kill-worker@3.5", 0))
+    assert not is_beyond_limit(make_plan("wipe-redis@3,kill-worker@3.5", 0))
     assert not is_beyond_limit(make_plan("kill-worker@1,wipe-redis@8,kill-worker@12,kill-upstream@8", 0))
     drawn = [make_plan("random@20", seed) for seed in range(50)]
     assert not any(is_beyond_limit(plan) for plan in drawn)
