@@ -11,23 +11,22 @@ from tests.redis_server import RedisServer, free_port
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# How soon a node is missed. Links between nodes that are as quiet for half of it are cut, with the messages on them.
-QUICK_MS: Final = 1000
-_PATIENT_MS: Final = 15_000
+# How soon a node is missed: as short as two busy cores allow.
+_NODE_TIMEOUT_MS: Final = 1000
 _DEADLINE_S: Final = 20.0
 
 
 class RedisCluster:
     """`masters` own a like share of the slots each; `replicas[i]`, if wanted, follows `masters[i]`."""
 
-    def __init__(self, masters: int = 3, *, replicated: bool = False, node_timeout_ms: int = _PATIENT_MS) -> None:
+    def __init__(self, masters: int = 3, *, replicated: bool = False) -> None:
         self.masters: list[RedisServer] = []
         self.replicas: list[RedisServer] = []
         try:
             for _ in range(masters):
-                self.masters.append(_node(node_timeout_ms))
+                self.masters.append(_node())
             for _ in range(masters if replicated else 0):
-                self.replicas.append(_node(node_timeout_ms))
+                self.replicas.append(_node())
             self._assemble()
         except BaseException:
             self.stop()
@@ -86,11 +85,11 @@ def node_bus_port(node: RedisServer) -> str:
     return node.option("--cluster-port")
 
 
-def _node(node_timeout_ms: int) -> RedisServer:
+def _node() -> RedisServer:
     options = {
         "--cluster-enabled": "yes",
         "--cluster-port": str(free_port()),
-        "--cluster-node-timeout": str(node_timeout_ms),
+        "--cluster-node-timeout": str(_NODE_TIMEOUT_MS),
         # One shard that is away must not take the others with it.
         "--cluster-require-full-coverage": "no",
         "--cluster-replica-validity-factor": "0",

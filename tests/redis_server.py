@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import shutil
 import socket
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 from gateway.embedded_redis import find_server
 
 _DEADLINE_S = 10.0
+_FIRST_PORT, _LAST_PORT = 12_000, 32_000
 
 
 class RedisServer:
@@ -65,7 +68,7 @@ class RedisServer:
     def _start(self) -> None:
         self._socket.unlink(missing_ok=True)
         command = [find_server(), *self._mode(), "--port", str(self.port), "--unixsocket", str(self._socket)]
-        command += ["--dir", str(self._dir), "--loglevel", "warning", *self._options]
+        command += ["--bind", "127.0.0.1", "--dir", str(self._dir), "--loglevel", "warning", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline_s = time.monotonic() + _DEADLINE_S
         while not self._answers():
@@ -98,7 +101,10 @@ class RedisServer:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Below the range from which the kernel takes ports for connections: one of those could be taken at any moment."""
+    for _ in range(100):
+        port = random.randrange(_FIRST_PORT, _LAST_PORT)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"no free port from {_FIRST_PORT} to {_LAST_PORT}")

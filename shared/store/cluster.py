@@ -6,8 +6,9 @@
     reap     record, log, open set   several may reap at once, each step is the same the second time
     lease    instances, lease        who holds a lease, or has something open, is known
 
-Announcements travel by PUBLISH, which every node passes on to all others: easy to follow (one subscription line, to any
-node), and paid for with traffic between nodes. A node that was away, or another one in its place, counts as a gap.
+Messages are sharded (SPUBLISH): those about a sampling session are sent and heard on the node that has its log. So they
+cost the other nodes nothing, and are only lost with a connection to it, which is a gap. A channel moves with its slot,
+which is a gap, too. A worker has three connections to each master.
 
 A log is searched for an entry only where that may be there already, and only so far back: after a very long log an
 entry may stand twice. Clients pass over what they know; a cursor of another epoch gives them everything twice, too.
@@ -27,9 +28,11 @@ from shared.core.record import HEADER_BYTES, pack, pack_header
 from shared.store import cluster_scripts as scripts
 from shared.store import forms
 from shared.store.base import Settled, StoreError, StoreUnavailable
+from shared.store.cluster_channels import ClusterChannels
 from shared.store.cluster_line import ClusterLine
 from shared.store.keys import key_of, member
-from shared.store.link import COMMAND_DEADLINE_S, Link
+from shared.store.lines import Subscriptions
+from shared.store.link import COMMAND_DEADLINE_S
 from shared.store.redis import SETTLED
 from shared.store.served import BULK_FROM_BYTES, ServedStore
 from shared.store.shards import Shards
@@ -65,17 +68,10 @@ class ClusterStore(ServedStore):
     ) -> None:
         """Raises `ConfigError` for a URL that is not a cluster's."""
         clock, rng = clock or SystemClock(), rng or Random()
-        self._shards = Shards(_address(url), clock, rng, deadline_s, self._on_change)
-        super().__init__(ClusterLine(self._shards), ClusterLine(self._shards, bulk=True), key_prefix, rng, linger_s)
-        self._push_link = Link(
-            self._shards,
-            "gateway-push",
-            clock=clock,
-            rng_unit=rng.random,
-            deadline_s=deadline_s,
-            on_up=self._wakes.subscriptions.on_up,
-            on_push=self._wakes.subscriptions.on_push,
-        )
+        self._shards = Shards(_address(url), clock, rng, deadline_s, self._make_subscriptions, self._on_change)
+        lines = ClusterLine(self._shards), ClusterLine(self._shards, bulk=True)
+        super().__init__(*lines, key_prefix, rng, linger_s, publish="SPUBLISH")
+        self._channels = ClusterChannels(self._shards)
 
     def __repr__(self) -> str:
         return f"<ClusterStore {self._shards.shown}>"
@@ -93,19 +89,20 @@ class ClusterStore(ServedStore):
         return self._shards.restarted_s
 
     async def open(self, listener: StoreListener, owner: str) -> None:
-        self._wakes.listen(listener)
+        self._wakes.listen(listener, self._channels)
         await self._shards.open()
         forms.check_version(forms.parse_info(await self._anywhere("INFO", "server")), self._shards.shown)
-        await self._push_link.open()
         await self._wakes.hear_control(owner)
 
     async def close(self) -> None:
         await self._wakes.close()
-        await self._push_link.close()
         await self._shards.close()
 
+    def _make_subscriptions(self) -> Subscriptions:
+        return Subscriptions(self._wakes.on_message, self._wakes.on_gap, sharded=True)
+
     def _on_change(self) -> None:
-        self._wakes.on_gap()
+        self._channels.follow_slots()
 
     async def _anywhere(self, *arguments: Argument) -> Any:
         return await self._shards.any_up().line.call(*arguments)
@@ -214,9 +211,6 @@ class ClusterStore(ServedStore):
         return True
 
     # -- the rest -----------------------------------------------------------------------------------------------
-
-    async def broadcast(self, message: bytes) -> None:
-        await self._anywhere("PUBLISH", self._keys.control_all, message)
 
     async def ping(self) -> None:
         """Asks every master."""

@@ -38,10 +38,9 @@ class ClusterLine:
         return await self._send(keys[0], lambda line, asking: line.run(script, keys, *arguments, asking=asking))
 
     def post(self, *arguments: Argument) -> None:
-        """To the key's node, or to any when that is away: a message is passed on by every node."""
+        """Nothing when the key's node is away."""
         try:
-            shard = self._shards.owner(slot_of(str(arguments[1])))
-            self._of(shard if shard.up else self._shards.any_up()).post(*arguments)
+            self._of(self._shards.owner(slot_of(str(arguments[1])))).post(*arguments)
         except StoreUnavailable:
             self._shards.doubt()
 

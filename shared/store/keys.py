@@ -56,10 +56,14 @@ class Keys:
         return f"{self.prefix}:a:"
 
     def announcement(self, session_key: str) -> str:
-        return f"{self.announcements}{session_key}"
+        return f"{self.announcements}{{{session_key}}}"
+
+    def announced(self, channel: str) -> str:
+        """The session key in a channel of announcements."""
+        return channel[len(self.announcements) + 1 : -1]
 
     def control(self, owner: str) -> str:
-        return f"{self.prefix}:x:{owner}"
+        return f"{self.prefix}:x:{{{owner}}}"
 
     @property
     def control_all(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from hashlib import sha1
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,37 +82,65 @@ class CommandLine:
 class Subscriptions:
     """Channels over one link, kept over reconnects.
 
-    `on_message` gets (channel, payload); `on_gap` is called when all channels are heard again after a loss.
+    `on_message` gets (channel, payload); `on_gap` is called when all channels are heard again after a loss. `sharded`
+    channels are those of the slots of one cluster node, which ends them itself when a slot leaves it.
     """
 
-    def __init__(self, on_message: Callable[[bytes, bytes], None], on_gap: Callable[[], None]) -> None:
+    def __init__(
+        self, on_message: Callable[[bytes, bytes], None], on_gap: Callable[[], None], *, sharded: bool = False
+    ) -> None:
         self._on_message = on_message
         self._on_gap = on_gap
+        self._enter, self._leave = ("SSUBSCRIBE", "SUNSUBSCRIBE") if sharded else ("SUBSCRIBE", "UNSUBSCRIBE")
         self._connection: Connection | None = None
         self._wanted: set[str] = set()
         self._confirmed: dict[str, asyncio.Future[None]] = {}
         self._awaited_after_loss: set[str] = set()
+        self._leaving: Counter[str] = Counter()
         self._lost_before = False
 
     def on_up(self, connection: Connection) -> None:
         """Ask for every channel again; the gap is over when the last one is confirmed."""
         self._connection = connection
         connection.lost.add_done_callback(self._on_down)
-        if self._wanted:
-            connection.tell("SUBSCRIBE", *self._wanted)
+        for channel in self._wanted:
+            # One at a time: sharded ones are of different slots.
+            connection.tell(self._enter, channel)
         if self._lost_before:
             self._awaited_after_loss = set(self._wanted)
             if not self._wanted:
                 self._on_gap()
 
     def on_push(self, reply: Any) -> None:
+        if isinstance(reply, hiredis.ReplyError):
+            self._give_up(f"the server refuses a subscription: {reply}")
         if not isinstance(reply, list) or len(reply) != 3:
             return
         kind, channel, payload = reply
-        if kind == b"message":
+        if kind in (b"message", b"smessage"):
             self._on_message(channel, payload)
-        elif kind == b"subscribe":
+        elif kind in (b"subscribe", b"ssubscribe"):
             self._confirm(channel.decode())
+        elif kind in (b"unsubscribe", b"sunsubscribe"):
+            self._left(channel.decode())
+
+    def _left(self, channel: str) -> None:
+        if channel in self._leaving:
+            self._leaving -= Counter([channel])  # drops what has come to nothing
+        elif channel in self._wanted:
+            self._give_up("a slot with subscriptions has moved")
+
+    def _give_up(self, why: str) -> None:
+        """Who waits must not wait for ever; all is asked for again."""
+        if self._connection is not None:
+            self._connection.cut(why)
+
+    def take_over(self, channel: str) -> None:
+        """Hear what another line heard until now, as if that line had been lost."""
+        self._wanted.add(channel)
+        self._awaited_after_loss.add(channel)
+        if self._connection is not None:
+            self._connection.tell(self._enter, channel)
 
     async def subscribe(self, channel: str) -> None:
         """Returns when messages are heard. Raises `StoreUnavailable` when there is no connection, or it is lost."""
@@ -122,7 +151,7 @@ class Subscriptions:
             confirmed = self._confirmed[channel] = asyncio.get_running_loop().create_future()
             confirmed.add_done_callback(_mark_retrieved)
             self._wanted.add(channel)
-            self._connection.tell("SUBSCRIBE", channel)
+            self._connection.tell(self._enter, channel)
         if not confirmed.done():
             await asyncio.shield(confirmed)
         else:
@@ -130,9 +159,12 @@ class Subscriptions:
 
     def unsubscribe(self, channel: str) -> None:
         self._wanted.discard(channel)
-        self._confirmed.pop(channel, None)
+        confirmed = self._confirmed.pop(channel, None)
+        if confirmed is not None and not confirmed.done():
+            confirmed.set_exception(StoreUnavailable("the subscription was given up", maybe_done=False))
         if self._connection is not None:
-            self._connection.tell("UNSUBSCRIBE", channel)
+            self._leaving[channel] += 1
+            self._connection.tell(self._leave, channel)
         self._no_longer_awaited(channel)
 
     def _confirm(self, channel: str) -> None:
@@ -154,6 +186,7 @@ class Subscriptions:
         """Who waits for a confirmation fails; the channels stay wanted."""
         self._connection = None
         self._lost_before = True
+        self._leaving.clear()
         confirmed, self._confirmed = self._confirmed, {}
         for future in confirmed.values():
             if not future.done():

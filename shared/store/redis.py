@@ -19,7 +19,7 @@ from shared.core.record import pack, pack_header
 from shared.store import forms, scripts
 from shared.store.base import Settled, StoreRefused
 from shared.store.keys import key_of, member
-from shared.store.lines import CommandLine
+from shared.store.lines import CommandLine, Subscriptions
 from shared.store.link import COMMAND_DEADLINE_S, Link
 from shared.store.sentinel import Sentinels
 from shared.store.served import BULK_FROM_BYTES, ServedStore
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shared.core.record import Claim, Header
     from shared.store.base import StoreInfo, StoreListener
     from shared.store.connection import Argument, Connection
-    from shared.store.lines import Script, Subscriptions
+    from shared.store.lines import Script
     from shared.store.link import Place
 
 _BATCH: Final = 500
@@ -60,7 +60,8 @@ class RedisStore(ServedStore):
         self._link = self._make_link("commands", rng)
         self._bulk_link = self._make_link("bulk", rng)
         super().__init__(CommandLine(self._link), CommandLine(self._bulk_link), key_prefix, rng, linger_s)
-        self._push_link = self._make_link("push", rng, self._wakes.subscriptions)
+        self._subscriptions = Subscriptions(self._wakes.on_message, self._wakes.on_gap)
+        self._push_link = self._make_link("push", rng, self._subscriptions)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._place.shown} {self._link.connection}>"
@@ -97,7 +98,7 @@ class RedisStore(ServedStore):
         return self._link.restarted_s
 
     async def open(self, listener: StoreListener, owner: str) -> None:
-        self._wakes.listen(listener)
+        self._wakes.listen(listener, self._subscriptions)
         await self._link.open()
         info = forms.parse_info(await self._line.call("INFO", "server"))
         forms.check_version(info, self._place.shown)

@@ -210,13 +210,13 @@ return first
 """
 )
 
-# KEYS inbox; ARGV channel, message, ttl_ms.
+# KEYS inbox; ARGV channel, message, ttl_ms, PUBLISH or SPUBLISH.
 SEND_CONTROL: Final = Script(
     EVEN_WHEN_FULL
     + """
 redis.call('RPUSH', KEYS[1], ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('PUBLISH', ARGV[1], ARGV[2])
+redis.call(ARGV[4], ARGV[1], ARGV[2])
 return 0
 """
 )

@@ -43,14 +43,20 @@ class Line(Protocol):
 
 
 class ServedStore:
-    """`line` is for commands, `bulk` for those with large values. Methods are those of `base.Store`."""
+    """`line` is for commands, `bulk` for those with large values. `publish` is the command that sends a message.
 
-    def __init__(self, line: Line, bulk: Line, key_prefix: str, rng: Random, linger_s: float) -> None:
+    Methods are those of `base.Store`.
+    """
+
+    def __init__(
+        self, line: Line, bulk: Line, key_prefix: str, rng: Random, linger_s: float, publish: str = "PUBLISH"
+    ) -> None:
         self._keys = Keys(key_prefix)
         self._line = line
         self._bulk = bulk
         self._rng = rng
-        self._wakes = Wakes(self._keys, line.post, linger_s)
+        self._publish = publish
+        self._wakes = Wakes(self._keys, lambda channel, message: line.post(publish, channel, message), linger_s)
 
     @property
     def commands(self) -> int:
@@ -136,14 +142,15 @@ class ServedStore:
 
     async def send_control(self, owner: str, message: bytes) -> None:
         keys = [self._keys.inbox(owner)]
-        await self._line.run(scripts.SEND_CONTROL, keys, self._keys.control(owner), message, _INBOX_TTL_MS)
+        channel = self._keys.control(owner)
+        await self._line.run(scripts.SEND_CONTROL, keys, channel, message, _INBOX_TTL_MS, self._publish)
 
     async def take_inbox(self, owner: str) -> list[bytes]:
         found = await self._line.call("LPOP", self._keys.inbox(owner), "1000")
         return list(found or ())
 
     async def broadcast(self, message: bytes) -> None:
-        await self._line.call("PUBLISH", self._keys.control_all, message)
+        await self._line.call(self._publish, self._keys.control_all, message)
 
     def _epoch(self) -> int:
         return self._rng.randrange(1, _EPOCHS)

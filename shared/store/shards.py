@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from shared.clock import Clock
     from shared.store.connection import Connection
+    from shared.store.lines import Subscriptions
     from shared.store.replies import Redirected
     from shared.store.slots import SlotRange
     from shared.store.url import ClusterAddress, RedisAddress
@@ -42,46 +43,64 @@ _LEAST_PAUSE_S: Final = 0.05
 
 
 class Shard:
-    """One node: `line` for commands, `bulk` for those with large values."""
+    """One node: `line` for commands, `bulk` for those with large values, `subscriptions` of its slots' channels."""
 
-    def __init__(self, address: RedisAddress, make_link: Callable[[RedisAddress, str], Link]) -> None:
+    def __init__(
+        self,
+        address: RedisAddress,
+        make_link: Callable[[RedisAddress, str, Subscriptions | None], Link],
+        subscriptions: Subscriptions,
+    ) -> None:
         self.address = address
-        self.link = make_link(address, "commands")
-        self.bulk_link = make_link(address, "bulk")
+        self.subscriptions = subscriptions
+        self.link = make_link(address, "commands", None)
+        self._bulk_link = make_link(address, "bulk", None)
+        self._push_link = make_link(address, "push", subscriptions)
         self.line = CommandLine(self.link)
-        self.bulk = CommandLine(self.bulk_link)
+        self.bulk = CommandLine(self._bulk_link)
 
     @property
     def up(self) -> bool:
         return self.link.connected_since_s is not None
 
+    @property
+    def _links(self) -> tuple[Link, ...]:
+        return (self.link, self._bulk_link, self._push_link)
+
     async def open(self) -> None:
         """Raises `StoreRefused`; a node that is away is waited for in the background."""
-        for link in (self.link, self.bulk_link):
+        for link in self._links:
             try:
                 await link.open()
             except StoreUnavailable:
                 link.start()
 
     def start(self) -> None:
-        self.link.start()
-        self.bulk_link.start()
+        for link in self._links:
+            link.start()
 
     async def close(self) -> None:
-        await self.link.close()
-        await self.bulk_link.close()
+        for link in self._links:
+            await link.close()
 
 
 class Shards:
-    """`on_change` is called when a node came back or another one took over: messages may have been lost."""
+    """`make_subscriptions` is called for every node, `on_change` when slots have other owners than before."""
 
     def __init__(
-        self, address: ClusterAddress, clock: Clock, rng: Random, deadline_s: float, on_change: Callable[[], None]
+        self,
+        address: ClusterAddress,
+        clock: Clock,
+        rng: Random,
+        deadline_s: float,
+        make_subscriptions: Callable[[], Subscriptions],
+        on_change: Callable[[], None],
     ) -> None:
         self._address = address
         self._clock = clock
         self._rng = rng
         self._deadline_s = deadline_s
+        self._make_subscriptions = make_subscriptions
         self._on_change = on_change
         self._shards: dict[tuple[str, int], Shard] = {}
         self._owners: list[Shard | None] = [None] * SLOTS
@@ -139,6 +158,9 @@ class Shards:
             raise StoreUnavailable("this part of the cluster is away", maybe_done=False)
         return shard
 
+    def known_owner(self, slot: int) -> Shard | None:
+        return self._owners[slot]
+
     def any_up(self) -> Shard:
         """Raises `StoreUnavailable` when there is none."""
         up = [shard for shard in self._masters if shard.up]
@@ -157,11 +179,6 @@ class Shards:
     def doubt(self) -> None:
         """What is known may be wrong: ask."""
         self._doubt.set()
-
-    async def locate(self) -> RedisAddress:
-        """Some node, for a link that may lead to any: see `link.Place`."""
-        up = [shard.address for shard in self._masters if shard.up]
-        return self._rng.choice(up or list(self._address.seeds))
 
     # -- inside
 
@@ -205,30 +222,34 @@ class Shards:
         if self._masters and masters - self._masters:
             log.warning("the cluster has another master", extra={"store": self.shown})
             self._masters_changed_s = self._clock.monotonic_s()
-            self._on_change()
+        changed = owners != self._owners
         self._owners, self._masters = owners, masters
+        if changed:
+            self._on_change()
 
     def _shard(self, host: str, port: int) -> Shard:
         shard = self._shards.get((host, port))
         if shard is None:
-            shard = self._shards[host, port] = Shard(self._address.node(host, port), self._make_link)
+            shard = self._shards[host, port] = Shard(
+                self._address.node(host, port), self._make_link, self._make_subscriptions()
+            )
         return shard
 
-    def _make_link(self, address: RedisAddress, purpose: str) -> Link:
+    def _make_link(self, address: RedisAddress, purpose: str, subscriptions: Subscriptions | None) -> Link:
+        def on_up(connection: Connection) -> None:
+            connection.lost.add_done_callback(lambda _: self.doubt())
+            if subscriptions is not None:
+                subscriptions.on_up(connection)
+
         return Link(
             address,
             f"gateway-{purpose}",
             clock=self._clock,
             rng_unit=self._rng.random,
             deadline_s=self._deadline_s,
-            on_up=self._on_up,
+            on_up=on_up,
+            on_push=subscriptions.on_push if subscriptions is not None else None,
         )
-
-    def _on_up(self, connection: Connection) -> None:
-        connection.lost.add_done_callback(lambda _: self.doubt())
-        if self._task is not None:
-            # Not at the start: a node is back, or a new one took over. What was announced meanwhile is lost.
-            self._on_change()
 
     async def _ask_any(self) -> list[SlotRange]:
         """Raises `StoreError`: the last one's, or that the cluster has no slots yet."""

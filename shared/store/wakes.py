@@ -5,41 +5,52 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
-
-from shared.store.lines import Subscriptions
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shared.store.base import StoreListener
-    from shared.store.connection import Argument
     from shared.store.keys import Keys
 
 # A poll that comes back at once finds its subscription still there.
 LINGER_S: Final = 5.0
 
 
-class Wakes:
-    """`post` sends a command without waiting. `subscriptions` belong on a link of their own."""
+class Channels(Protocol):
+    async def subscribe(self, channel: str) -> None:
+        """Returns when messages are heard. Raises `StoreUnavailable`."""
+        ...
 
-    def __init__(self, keys: Keys, post: Callable[..., None], linger_s: float = LINGER_S) -> None:
+    def unsubscribe(self, channel: str) -> None: ...
+
+
+class Wakes:
+    """`publish` sends a message to a channel without waiting. What is heard comes in by `on_message` and `on_gap`."""
+
+    def __init__(self, keys: Keys, publish: Callable[[str, bytes], None], linger_s: float) -> None:
         self._keys = keys
-        self._post: Callable[[str, Argument, Argument], None] = post
+        self._publish = publish
         self._linger_s = linger_s
         self._listener: StoreListener | None = None
+        self._channels: Channels | None = None
         self._announcements: defaultdict[str, list[int]] = defaultdict(list)
         self._watched: defaultdict[str, int] = defaultdict(int)
         self._lingering: dict[str, asyncio.TimerHandle] = {}
-        self.subscriptions = Subscriptions(self._on_message, self.on_gap)
 
-    def listen(self, listener: StoreListener) -> None:
+    def listen(self, listener: StoreListener, channels: Channels) -> None:
+        """Before anything else."""
         self._listener = listener
+        self._channels = channels
 
     async def hear_control(self, owner: str) -> None:
         """Raises `StoreUnavailable`."""
-        await self.subscriptions.subscribe(self._keys.control(owner))
-        await self.subscriptions.subscribe(self._keys.control_all)
+        await self._subscribe(self._keys.control(owner))
+        await self._subscribe(self._keys.control_all)
+
+    async def _subscribe(self, channel: str) -> None:
+        assert self._channels is not None
+        await self._channels.subscribe(channel)
 
     async def close(self) -> None:
         for timer in self._lingering.values():
@@ -50,14 +61,14 @@ class Wakes:
 
     def announce(self, session_key: str, seq_id: int) -> None:
         if not self._announcements:
-            asyncio.get_running_loop().call_soon(self._publish)
+            asyncio.get_running_loop().call_soon(self._publish_all)
         self._announcements[session_key].append(seq_id)
 
-    def _publish(self) -> None:
+    def _publish_all(self) -> None:
         announcements, self._announcements = self._announcements, defaultdict(list)
         for session_key, seq_ids in announcements.items():
             message = struct.pack(f">{len(seq_ids)}q", *seq_ids)
-            self._post("PUBLISH", self._keys.announcement(session_key), message)
+            self._publish(self._keys.announcement(session_key), message)
 
     async def watch(self, session_key: str) -> None:
         self._watched[session_key] += 1
@@ -65,7 +76,7 @@ class Wakes:
         if timer is not None:
             timer.cancel()
         try:
-            await self.subscriptions.subscribe(self._keys.announcement(session_key))
+            await self._subscribe(self._keys.announcement(session_key))
         except BaseException:
             self.unwatch(session_key)
             raise
@@ -80,15 +91,16 @@ class Wakes:
 
     def _forget(self, session_key: str) -> None:
         self._lingering.pop(session_key, None)
-        self.subscriptions.unsubscribe(self._keys.announcement(session_key))
+        assert self._channels is not None
+        self._channels.unsubscribe(self._keys.announcement(session_key))
 
-    def _on_message(self, channel: bytes, message: bytes) -> None:
+    def on_message(self, channel: bytes, message: bytes) -> None:
         listener = self._listener
         if listener is None:
             return
         name = channel.decode()
         if name.startswith(self._keys.announcements):
-            session_key = name[len(self._keys.announcements) :]
+            session_key = self._keys.announced(name)
             listener.on_announcement(session_key, struct.unpack(f">{len(message) // 8}q", message))
         else:
             listener.on_control(message)
