@@ -129,7 +129,8 @@ class RedisBacking:
             self.info = await store.info()
         except StoreError as error:
             await store.close()
-            raise StartError(f"Redis at {redacted(url)} cannot be used: {error}") from None
+            shown, text = redacted(url), str(error)
+            raise StartError(text if shown in text else f"Redis at {shown} cannot be used: {text}") from None
         if (refusal := policy_refusal(self.info)) is not None:
             await store.close()
             raise StartError(f"--redis-url: {refusal}")

@@ -5,6 +5,7 @@ The findings are made by small functions from what was measured; the measuring i
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -61,6 +62,12 @@ def exit_code(findings: Sequence[Finding]) -> int:
     return int(any(finding.verdict is Verdict.FAILURE for finding in findings))
 
 
+def summary(findings: Sequence[Finding]) -> str:
+    """How many of each verdict, in one line."""
+    count = Counter(finding.verdict for finding in findings)
+    return ", ".join(f"{count[verdict]} {verdict.value}" for verdict in Verdict)
+
+
 def file_descriptors(hard_limit: int) -> Finding:
     free = hard_limit - _FDS_FOR_ITSELF
     detail = f"{hard_limit} per process: about {free} connections of clients and upstreams per worker"
@@ -113,7 +120,7 @@ def connection_room(settings: Settings, ports: tuple[int, int], open_files: int 
         return warning(
             "ephemeral ports",
             detail + "; samples above that wait",
-            'more --source-ips, or sysctl -w net.ipv4.ip_local_port_range="1024 65535"',
+            'sysctl -w net.ipv4.ip_local_port_range="1024 65535", or more --source-ips',
         )
     return ok("ephemeral ports", detail)
 
@@ -157,8 +164,20 @@ def models(upstream: str, offered: Sequence[OfferedModel], wanted: Sequence[str]
     return found
 
 
-def upstream_unreachable(upstream: str, reason: str) -> Finding:
-    return failure(f"upstream {upstream}", reason, "is it running, and reachable from this host and its source IPs?")
+def to_probe(offered: Sequence[OfferedModel], wanted: Sequence[str]) -> list[str]:
+    """The models whose logprobs are looked at: those of `--model` that are there, else every base model."""
+    if wanted:
+        names = {model.name for model in offered}
+        return [name for name in wanted if name in names]
+    return [model.name for model in offered if model.parent is None]
+
+
+def upstream_failure(upstream: str, reason: str, *, answered: bool) -> Finding:
+    if answered:
+        advice = "is this the base URL of a vLLM server or router, and does it want --upstream-api-key-file?"
+    else:
+        advice = "is it running, and reachable from this host and its source IPs?"
+    return failure(f"upstream {upstream}", reason, advice)
 
 
 def scaling(upstream: str, model: str, scales: bool | None) -> Finding:

@@ -13,7 +13,7 @@ from gateway import check as checks
 from gateway import listeners, machine
 from gateway.cli import SettingsCommand, settings_from, settings_options
 from gateway.serve import redis_backing
-from gateway.upstream_probe import ProbeError, offered_models, probe_scaling, session
+from gateway.upstream_probe import NoAnswer, ProbeError, offered_models, probe_scaling, session
 from shared.core.errors import StartError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def check(**values: Any) -> int:
     ok, warning (it would start, but mind this) or failure (it would not start, or not work), and what to do.
 
     \b
-    Exit codes:  0 no failure      1 at least one failure      2 wrong configuration
+    Exit codes:  0 no failure    1 at least one failure    2 wrong configuration
     """
     settings = settings_from(dict(values))
     findings = asyncio.run(all_findings(settings))
@@ -64,16 +64,16 @@ def _machine(settings: Settings) -> list[Finding]:
 
 def _sockets(settings: Settings) -> list[Finding]:
     found = []
-    for what, host, port in (
-        ("public address", settings.host, settings.port),
-        ("admin address", settings.admin_host, settings.admin_port),
+    for what, flags, host, port in (
+        ("public address", "--", settings.host, settings.port),
+        ("admin address", "--admin-", settings.admin_host, settings.admin_port),
     ):
         try:
-            listeners.open_single(host, port).close()
+            listeners.open_single(host, port, flags).close()
         except StartError as error:
             found.append(checks.failure(what, str(error), "a gateway that runs already holds its own ports"))
         else:
-            found.append(checks.ok(what, f"{host} port {port or 'any'} is free"))
+            found.append(checks.ok(what, f"{host} port {port} is free" if port else f"{host}, any free port"))
     return found
 
 
@@ -96,7 +96,13 @@ async def _redis(settings: Settings) -> list[Finding]:
         try:
             await backing.open()
         except StartError as error:
-            return [checks.failure("Redis", str(error), "start it, or correct --redis-url; none at all embeds one")]
+            return [
+                checks.failure(
+                    "Redis",
+                    str(error),
+                    "start it, or correct --redis-url; without one the gateway starts an embedded Redis",
+                )
+            ]
         try:
             return checks.redis(backing.info, backing.description) if backing.info is not None else []
         finally:
@@ -113,14 +119,14 @@ async def _upstreams(settings: Settings) -> list[Finding]:
 
 async def _upstream(http: aiohttp.ClientSession, settings: Settings, upstream: str) -> list[Finding]:
     wanted = [model.upstream_name for model in settings.models]
+    found: list[Finding] = []
     try:
         offered = await offered_models(http, upstream)
-        found = checks.models(upstream, offered, wanted)
-        bases = wanted or [model.name for model in offered if model.parent is None]
-        for model in bases:
+        found += checks.models(upstream, offered, wanted)
+        for model in checks.to_probe(offered, wanted):
             found.append(checks.scaling(upstream, model, await probe_scaling(http, upstream, model)))
     except ProbeError as error:
-        return [checks.upstream_unreachable(upstream, str(error))]
+        found.append(checks.upstream_failure(upstream, str(error), answered=not isinstance(error, NoAnswer)))
     return found
 
 
@@ -132,10 +138,14 @@ def _print(findings: list[Finding]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("what", "", "found", "what to do"):
-        table.add_column(heading, overflow="fold")  # a command that is cut off cannot be copied
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # a command that is cut off cannot be copied
     for finding in findings:
         word = finding.verdict.value
-        table.add_row(Text(finding.subject), Text(word, _STYLES[word]), Text(finding.detail), Text(finding.advice))
-    Console().print(table)
+        table.add_row(Text(word, _STYLES[word]), Text(f"{finding.subject}: {finding.detail}"))
+        if finding.advice:  # on a line of its own, where a command stays in one piece
+            table.add_row("", Text(f"-> {finding.advice}", "bold"))
+    console = Console()
+    console.print(table)
+    console.print(checks.summary(findings))

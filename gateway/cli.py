@@ -139,7 +139,7 @@ def serve(**values: Any) -> int:
 
     \b
     Signals:     SIGTERM, SIGINT  drain and stop; a second one stops at once
-                 SIGHUP           read keys and limits again, replace the workers one by one
+                 SIGHUP           read keys and limits again, replace workers in turn
                  SIGUSR1          log the status
     Exit codes:  0 stopped as asked      2 wrong configuration
                  3 could not start       4 workers keep dying at start

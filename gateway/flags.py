@@ -286,7 +286,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         q.size_bytes(1024),
         "SIZE",
         "64MiB",
-        "Largest request body, after decompression too; above it 413.",
+        "Largest request body; above it 413. A compressed one is refused with 415.",
     ),
     _flag(
         _CLIENTS,
@@ -310,7 +310,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         _SECONDS,
         "SECONDS",
         "300",
-        "A session without a heartbeat for this long has its running samples cancelled.",
+        "A session without a heartbeat, submission or poll for this long has its running samples cancelled.",
     ),
     _flag(
         _CLIENTS,
@@ -379,7 +379,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "info",
         "debug, info, warning or error. Prompts, tokens and keys are never logged.",
     ),
-    _switch(_OPERATE, "access-log", "Log a line for every request; it costs about half as much as serving it."),
+    _switch(_OPERATE, "access-log", "Log a line for every request. Not done by this version yet: it has no effect."),
     _flag(
         _OPERATE,
         "run-dir",

@@ -102,9 +102,9 @@ def open_listeners(host: str, port: int, slots: int, backlog: int) -> Listeners:
     return Listeners(sockets, host)
 
 
-def open_single(host: str, port: int) -> socket.socket:
-    """The admin address: one listening socket of the usual kind. Raises `StartError`."""
-    family, address = resolve_host(host, port, "--admin-host")
+def open_single(host: str, port: int, flags: str = "--admin-") -> socket.socket:
+    """The admin address: one listening socket of the usual kind. Raises `StartError`, naming the flag to change."""
+    family, address = resolve_host(host, port, f"{flags}host")
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -112,7 +112,7 @@ def open_single(host: str, port: int) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
-        raise StartError(bind_refusal(host, port, error, "--admin-port")) from None
+        raise StartError(bind_refusal(host, port, error, f"{flags}port")) from None
     return listener
 
 

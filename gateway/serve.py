@@ -97,10 +97,12 @@ async def _open(stack: AsyncExitStack, settings: Settings, reread: Callable[[], 
 def ready_line(settings: Settings, public_url: str, admin_url: str, kept_in: str) -> str:
     """What an operator wants to know, and what an SDK user sets, in one line."""
     workers = f"{settings.workers} worker{'s' if settings.workers > 1 else ''}"
-    key = "<one of your keys>" if settings.api_keys else "tml-anything"
+    key = "ONE-OF-YOUR-KEYS" if settings.api_keys else "tml-anything"
+    # An address to listen on everywhere is none to connect to.
+    base_url = public_url.replace("//0.0.0.0:", "//THIS-HOST:").replace("//[::]:", "//THIS-HOST:")
     return (
         f"gateway ready: {public_url} with {workers}, results in {kept_in}, admin {admin_url};"
-        f" export TINKER_BASE_URL={public_url} TINKER_API_KEY={key}"
+        f" export TINKER_BASE_URL={base_url} TINKER_API_KEY={key}"
     )
 
 

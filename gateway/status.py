@@ -109,9 +109,9 @@ def tables(report: Mapping[str, Any]) -> RenderableType:
         f"{gateway['url']}, version {gateway['version']}, since {gateway['started_at']}{stopping}",
         f"results in {place}: {redis['mode']} {redis['version']}, {memory}",
         _table("workers", [_worker_row(worker) for worker in report["workers"]]),
-        _table("upstreams", report["upstreams"]),
+        _table("upstreams", [_upstream_row(upstream) for upstream in report["upstreams"]]),
         _table("samples", [{"what": name.replace("_", " "), "count": n} for name, n in report["samples"].items()]),
-        f"{report['sessions']} sessions",
+        f"sessions: {report['sessions']}",
     )
 
 
@@ -122,19 +122,27 @@ def _worker_row(worker: Mapping[str, Any]) -> dict[str, Any]:
         "state": worker["state"],
         "source IP": worker["source_ip"],
         "in flight": worker["in_flight"],
-        "in flight bytes": human_bytes(worker["in_flight_bytes"]),
+        "bytes": human_bytes(worker["in_flight_bytes"]),
         "restarts": worker["restarts"],
         "CPU s": f"{worker['cpu_seconds']:.1f}",
         "memory": human_bytes(worker["rss_bytes"]),
-        "lag p99 ms": f"{worker['loop_lag_ms_p99']:.1f}",
+        "lag ms": f"{worker['loop_lag_ms_p99']:.1f}",
     }
+
+
+def _upstream_row(upstream: Mapping[str, Any]) -> dict[str, Any]:
+    """`logprobs_scale` in words: an operator who sees `raw` has something to mend."""
+    words = {True: "heed the temperature", False: "raw: see processed_logprobs", None: None}
+    shown = {name: value for name, value in upstream.items() if name != "logprobs_scale"}
+    return {**shown, "logprobs": words[upstream["logprobs_scale"]]}
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    # One space between columns: ten of them are to fit into 80.
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in rows[0] if rows else ():
         table.add_column(name.replace("_", " "), overflow="fold")
     for row in rows:

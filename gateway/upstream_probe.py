@@ -26,6 +26,10 @@ class ProbeError(Exception):
     """The upstream did not answer as vLLM does; the text says how."""
 
 
+class NoAnswer(ProbeError):
+    """The upstream did not answer at all."""
+
+
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
     """`max_model_len` is None where the upstream does not tell; `parent` names the base model of an adapter."""
@@ -99,9 +103,9 @@ async def _exchange(http: aiohttp.ClientSession, method: str, url: str, body: ob
             raw, code = await reply.read(), reply.status
     except aiohttp.ClientConnectorError as error:
         reason = os.strerror(error.errno) if error.errno else str(error.os_error)
-        raise ProbeError(f"cannot connect: {reason}") from None
+        raise NoAnswer(f"cannot connect: {reason}") from None
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise ProbeError(str(error) or "no answer in time") from None
+        raise NoAnswer(str(error) or "no answer in time") from None
     if code != 200:
         raise ProbeError(f"{method} {url} answered {code}: {raw[:200].decode(errors='replace')}")
     try:

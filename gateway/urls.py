@@ -25,7 +25,10 @@ def upstream_url(text: str) -> str:
         raise ValueError("credentials do not belong in the URL; use --upstream-api-key-file")
     if parts.query or parts.fragment:
         raise ValueError("a base URL has no query and no fragment")
-    return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+    path = parts.path.rstrip("/")
+    if path.endswith("/v1"):  # as OpenAI clients are given it; every question would be answered with 404
+        raise ValueError("give the base URL without /v1, which the gateway adds")
+    return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
 def redis_url(text: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.quantities import human_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -37,11 +39,20 @@ def _table(title: str, rows: Iterable[Mapping[str, Any]]) -> str:
     if not rows:
         return f"<h2>{title}</h2><p>none</p>"
     head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in rows[0])
-    body = "".join("<tr>" + "".join(f"<td>{escape(_cell(v))}</td>" for v in row.values()) + "</tr>" for row in rows)
+    body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
     return f"<h2>{title}</h2><table><tr>{head}</tr>{body}</table>"
 
 
-def _cell(value: Any) -> str:
+def _cells(row: Mapping[str, Any]) -> str:
+    return "".join(f"<td>{escape(_cell(name, value))}</td>" for name, value in row.items())
+
+
+def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_bytes"):
+        return human_bytes(value)
+    # A pid is copied into other commands, which know no thousands separator.
+    return f"{value:,}" if isinstance(value, int) and name != "pid" else str(value)

@@ -22,7 +22,9 @@ from gateway.simulator.simulator import Simulator
     show_default=True,
     help="Port; 0 takes a free one and prints it.",
 )
-@click.option("--model", "models", multiple=True, default=("sim/tiny",), show_default=True, help="Model served.")
+@click.option(
+    "--model", "models", multiple=True, default=("sim/tiny",), show_default=True, help="Model served; repeatable."
+)
 @click.option(
     "--max-model-len", type=click.IntRange(2), default=131_072, show_default=True, help="Context length in tokens."
 )
@@ -59,7 +61,7 @@ from gateway.simulator.simulator import Simulator
     type=click.FloatRange(0),
     default=5.0,
     show_default=True,
-    help="Seconds until an idle one is closed.",
+    help="Seconds until an idle connection is closed.",
 )
 @click.option(
     "--processes",
@@ -83,14 +85,15 @@ def simulate_vllm(
     """Run a simulated vLLM: the real shape of requests and replies, no model.
 
     Tokens and logprobs are a pure function of model, prompt, seed and choice (gateway/simulator/tokens.py), so any
-    client can check that a result is its own. A client that goes away aborts its generation.
+    client can check that a result is its own. Its vocabulary ends at 32,000: a prompt with a higher token is refused,
+    as by vLLM. A client that goes away aborts its generation.
 
     \b
     POST /_sim/faults    misbehave: [{"kind": "status", "status": 503, "next": 3}]
                          (all kinds: gateway/simulator/faults.py)
     DELETE /_sim/faults  behave again
     POST /_sim/release   let go what a barrier or a `hold` fault holds
-    GET /_sim/stats      what was received, executed, aborted, by source IP and request id
+    GET /_sim/stats      what was received, executed, aborted
     POST /_sim/reset     no faults, counts from zero
     """
     config = SimulatorConfig(

@@ -104,5 +104,6 @@ def test_check_says_what_fails_and_exits_with_1(tmp_path: Path) -> None:
     text = result.stdout.decode()
     assert result.returncode == 1, result.stderr.decode()
     assert "cannot connect: Connection refused" in text
-    assert text.count("failure") == 1
+    assert text.count("\nfailure ") == 1
+    assert text.endswith(" 1 failure\n")
     assert "noeviction" in text

@@ -92,6 +92,13 @@ def test_the_admin_address_is_found_in_the_ready_line() -> None:
     assert admin_url_in("http://127.0.0.1:8000 only") is None
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_the_ready_line_names_an_address_that_clients_can_connect_to(host: str) -> None:
+    line = ready_line(Settings(workers=2), f"http://{host}:8000", "http://127.0.0.1:8001", "a Redis")
+    assert f"ready: http://{host}:8000 " in line
+    assert "TINKER_BASE_URL=http://THIS-HOST:8000 " in line
+
+
 def test_where_results_are_kept_is_found_in_the_ready_line() -> None:
     line = ready_line(Settings(workers=2), "http://127.0.0.1:8000", "http://127.0.0.1:8001", "a Redis (1 GiB, one)")
     assert kept_in(line) == "a Redis (1 GiB, one)"

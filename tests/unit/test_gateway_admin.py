@@ -176,6 +176,13 @@ def test_the_page_escapes_what_it_shows() -> None:
     assert "none" in page.page(report.status(replace(VIEW, slots=())))
 
 
+def test_the_page_shows_numbers_for_people_and_a_pid_to_copy() -> None:
+    worker = {"pid": 31682, "in_flight": 31682, "rss_bytes": 3 << 20, "store_connected": True, "source_ip": None}
+    html = page.page({**report.status(VIEW), "workers": [worker]})
+    for cell in ("31682", "31,682", "3.0 MiB", "yes", "-"):
+        assert f"<td>{cell}</td>" in html
+
+
 def test_the_terminal_shows_the_whole_status() -> None:
     from rich.console import Console
 

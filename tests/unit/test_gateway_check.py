@@ -50,7 +50,8 @@ def redis(**changes: Any) -> list[Finding]:
         (redis(max_bytes=0)[2], "warning", "no limit"),
         (redis(used_bytes=4 << 30)[2], "warning", "4.0 GiB of 4.0 GiB"),
         (redis()[2], "ok", "0 B of 4.0 GiB"),
-        (c.upstream_unreachable("http://u", "refused"), "failure", "refused"),
+        (c.upstream_failure("http://u", "refused", answered=False), "failure", "is it running"),
+        (c.upstream_failure("http://u", "404", answered=True), "failure", "base URL"),
         (c.scaling("http://u", "m", True), "ok", "heed"),
         (c.scaling("http://u", "m", None), "warning", "did not tell"),
         (c.scaling("http://u", "m", False), "failure", "processed_logprobs"),
@@ -63,11 +64,17 @@ def test_findings(finding: Finding, verdict: str, part: str) -> None:
     assert bool(finding.advice) == (verdict != "ok")
 
 
+def test_the_summary_counts_each_verdict() -> None:
+    assert c.summary([c.ok("a", ""), c.failure("b", "", ""), c.ok("c", "")]) == "2 ok, 0 warning, 1 failure"
+
+
 def test_models() -> None:
     offered = [OfferedModel("m", 4096, None), OfferedModel("lora", None, "m")]
     assert [f.detail for f in c.models("http://u", offered, [])] == ["m (context 4096)"]
     assert [f.verdict.value for f in c.models("http://u", offered, ["m", "x"])] == ["ok", "failure"]
     assert c.models("http://u", [offered[1]], [])[0].verdict is c.Verdict.FAILURE
+    assert c.to_probe(offered, []) == ["m"]
+    assert c.to_probe(offered, ["x", "lora"]) == ["lora"]
 
 
 def test_connections_are_shared_by_the_workers_of_an_address() -> None:

@@ -111,6 +111,15 @@ def test_hosts_that_cannot_be_served(host: str, reason: str) -> None:
         l.open_single(host, 0)
 
 
+def test_a_taken_port_is_refused_with_the_flag_to_change() -> None:
+    with l.open_single("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match="another --admin-port"):
+            l.open_single("127.0.0.1", port)
+        with pytest.raises(StartError, match="another --port"):
+            l.open_single("127.0.0.1", port, "--")
+
+
 def test_ipv6() -> None:
     opened = l.open_listeners("::1", 0, 2, 64)
     assert opened.address == f"[::1]:{opened.port}"

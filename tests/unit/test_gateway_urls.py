@@ -31,6 +31,8 @@ def test_upstreams(text: str, url: str) -> None:
         ("http://user:secret@host", "upstream-api-key-file"),
         ("http://host/?a=1", "no query"),
         ("http://host/#x", "no query"),
+        ("http://host/v1", "without /v1"),
+        ("http://host/prefix/v1/", "without /v1"),
     ],
 )
 def test_upstreams_that_are_none(text: str, reason: str) -> None:
