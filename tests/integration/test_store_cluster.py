@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gateway import check
+from gateway.backing import RedisBacking
+from shared.config import Settings
+from shared.core.errors import StartError
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim
@@ -22,6 +26,7 @@ from tests.redis_cluster import RedisCluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
 
     from tests.redis_server import RedisServer
 
@@ -138,6 +143,22 @@ async def test_a_node_alone_is_refused_as_a_single_server(cluster: RedisCluster)
     with pytest.raises(StoreRefused, match=r"use redis\+cluster://"):
         await store.open(Heard(), OWNER)
     await store.close()
+
+
+async def test_the_supervisor_looks_at_every_master(cluster: RedisCluster, tmp_path: Path) -> None:
+    """C5: one evicting shard is enough to lose results."""
+    backing = RedisBacking(Settings(redis_url=cluster.url), tmp_path, 0, OWNER)
+    for node in cluster.masters:
+        ok(node, "CONFIG", "SET", "maxmemory", "100mb")
+    assert await backing.open() == cluster.url
+    assert backing.info is not None
+    assert (backing.info.mode, backing.info.max_bytes) == ("cluster", 300 * 1024 * 1024)
+    assert {finding.verdict for finding in check.redis(backing.info, "there")} == {check.Verdict.OK}
+    await backing.close()
+    ok(cluster.masters[2], "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with pytest.raises(StartError, match="maxmemory-policy allkeys-lru"):
+        await RedisBacking(Settings(redis_url=cluster.url), tmp_path, 0, OWNER).open()
+    ok(cluster.masters[2], "CONFIG", "SET", "maxmemory-policy", "noeviction")
 
 
 async def test_a_slot_that_moves_takes_its_keys_and_channels_along(
