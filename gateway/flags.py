@@ -132,7 +132,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         urls.upstream_url,
         "URL",
         "required",
-        "Base URL of a vLLM server, or of a router before many. Repeat it for several. vLLM needs"
+        "Base URL of a vLLM server, or of a router before many, without /v1. Repeat it for several. vLLM needs"
         " --logprobs-mode processed_logprobs for logprobs that heed the temperature.",
     ),
     _flag(

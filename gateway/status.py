@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S: Final = 5.0
 _WATCH_EVERY_S: Final = 1.0
+# By the status code of a refusal.
+_HINTS: Final = {401: "; give --admin-key-file", 404: "; is that a gateway's admin address, not its public one?"}
 
 
 @click.command()
@@ -71,7 +73,7 @@ def _fetch(url: str, key: str | None) -> dict[str, Any]:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
             body = orjson.loads(reply.read())
     except urllib.error.HTTPError as error:
-        hint = "; give --admin-key-file" if error.code == 401 else ""
+        hint = _HINTS.get(error.code, "")
         raise StartError(f"{url} answered {error.code}{hint}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
