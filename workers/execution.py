@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from shared.core import ids, retry
-from shared.core.faults import Fault, FaultClass
+from shared.core.faults import Fault, FaultClass, too_large
 from shared.core.lifecycle import State
+from shared.core.result import LARGEST_RESULT_BYTES
 from shared.wire import proto, vllm
 from workers.running import Ending
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from shared.clock import Clock
-    from shared.core.result import SampleResult
     from shared.counters import Counters
     from workers.forwarder import Forwarder
     from workers.pool import UpstreamPool
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
     MarkPaused = Callable[[Running, bool], Awaitable[None]]
 
+T = TypeVar("T")
+
+# From here on a thread of its own does the work: decoding this much takes some 20 ms where there are top-k logprobs,
+# and a loop that decodes hundreds of MiB is taken for hung, and killed with all its samples.
+_LARGE_BYTES: Final = 512 * 1024
 _FAULT_COUNTERS: Final = {
     FaultClass.NEVER_EXECUTED: "faults_never_executed",
     FaultClass.INTERRUPTED: "faults_interrupted",
@@ -54,6 +60,8 @@ class Executor:
         self._rng_unit = rng_unit
         self._sleep = sleep
         self._mark_paused = mark_paused or _mark_nothing
+        # One large one at a time: their threads share the interpreter with the loop.
+        self._large = asyncio.Lock()
 
     async def execute(self, running: Running) -> Ending:
         """The sample's ending. Cancelling closes the upstream connection."""
@@ -63,7 +71,7 @@ class Executor:
             upstream = self._pool.choose(avoid)
             outcome = await self._attempt(running, upstream, attempt)
             if not isinstance(outcome, Fault):
-                return Ending(State.READY, proto.encode_sample_response(outcome))
+                return Ending(State.READY, outcome)
             avoid = upstream
             decision = self._judge(upstream, outcome, budget)
             if not isinstance(decision, retry.Wait):
@@ -72,24 +80,37 @@ class Executor:
             await self._pause(running, outcome, decision.delay_s)
         return Ending(State.ORPHANED)
 
-    async def _attempt(self, running: Running, upstream: Upstream, attempt: int) -> SampleResult | Fault:
+    async def _attempt(self, running: Running, upstream: Upstream, attempt: int) -> bytes | Fault:
+        """The encoded result, or why there is none."""
         calls = vllm.plan_calls(running.spec, running.target.upstream_name, running.target.context_tokens)
         decoded: list[vllm.Decoded] = []
         for call in calls:
             self._counters.attempts += 1
             headers = _headers(running, call, attempt)
             body = await self._forwarder.post(upstream, upstream.completions_url, call.body, headers)
-            reply = body if isinstance(body, Fault) else vllm.decode_reply(call, running.spec, body)
+            if isinstance(body, Fault):
+                return body
+            reply = await self._aside(partial(vllm.decode_reply, call, running.spec, body), len(body))
             if isinstance(reply, Fault):
                 return reply
             decoded.append(reply)
         upstream.succeeded()
-        return self._combine(running, decoded)
+        return await self._encoded(running, decoded)
 
-    def _combine(self, running: Running, decoded: Sequence[vllm.Decoded]) -> SampleResult:
+    async def _encoded(self, running: Running, decoded: Sequence[vllm.Decoded]) -> bytes | Fault:
         result = vllm.combine(running.spec, decoded)
+        # A greedy sample has one sequence n times: a small reply can make a result of any size.
+        if result.size_bytes > LARGEST_RESULT_BYTES:
+            return too_large()
         self._counters.tokens_sampled += sum(len(sequence.tokens) // 4 for sequence in result.sequences)
-        return result
+        return await self._aside(partial(proto.encode_sample_response, result), result.size_bytes)
+
+    async def _aside(self, work: Callable[[], T], size_bytes: int) -> T:
+        """`work`, which is pure; out of the loop's way when there is much of it."""
+        if size_bytes <= _LARGE_BYTES:
+            return work()
+        async with self._large:
+            return await asyncio.to_thread(work)
 
     def _judge(self, upstream: Upstream, fault: Fault, budget: retry.Budget) -> retry.Decision:
         name = _FAULT_COUNTERS[fault.kind]

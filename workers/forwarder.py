@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
-from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply
+from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply, too_large
+from shared.core.result import LARGEST_RESULT_BYTES
 from workers.upstreams import Attempt
 
 if TYPE_CHECKING:
@@ -78,8 +79,7 @@ class Forwarder:
         try:
             async with self._probe_session.get(url, allow_redirects=False, timeout=timeout) as response:
                 upstream.accepted()
-                body = await response.read()
-                return body if response.status == 200 else classify_reply(response.status, body, response.headers)
+                return await _outcome(response)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return self._fault(upstream, error)
 
@@ -88,15 +88,33 @@ class Forwarder:
             url, data=body, headers={**headers, **_CONTENT_TYPE}, allow_redirects=False
         ) as response:
             upstream.accepted()
-            reply = await response.read()
-            if response.status == 200:
-                return reply
-            return classify_reply(response.status, reply, response.headers)
+            return await _outcome(response)
 
     def _fault(self, upstream: Upstream, error: BaseException) -> Fault:
         if getattr(error, "errno", None) == errno.ECONNREFUSED:
             upstream.refused(self._clock.monotonic_s())
         return fault_of(error, upstream.url)
+
+
+async def _outcome(response: aiohttp.ClientResponse) -> bytes | Fault:
+    """The body of a 200; what is too large is not read to its end, which closes the connection."""
+    declared_bytes = response.content_length
+    if declared_bytes is not None and declared_bytes <= LARGEST_RESULT_BYTES:
+        body = await response.read()
+    else:
+        body = await _read_at_most(response, LARGEST_RESULT_BYTES + 1)
+    if response.status != 200:
+        return classify_reply(response.status, body, response.headers)
+    return body if len(body) <= LARGEST_RESULT_BYTES else too_large()
+
+
+async def _read_at_most(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size_bytes = 0
+    while size_bytes < limit_bytes and (part := await response.content.readany()):
+        parts.append(part)
+        size_bytes += len(part)
+    return b"".join(parts)
 
 
 def fault_of(error: BaseException, where: str) -> Fault:

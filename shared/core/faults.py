@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from shared.core.model import Category
+from shared.core.result import LARGEST_RESULT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,6 +90,13 @@ def classify_break(kind: BreakKind, detail: str = "") -> Fault:
     fault_class, down = _BREAKS[kind]
     message = f"upstream: {kind.value}" + (f" ({detail})" if detail else "")
     return Fault(fault_class, message[:_MESSAGE_CHARS], upstream_down=down)
+
+
+def too_large() -> Fault:
+    """Of a result that no client would get: the same request would end in the same way."""
+    limit = f"{LARGEST_RESULT_BYTES // 2**20} MiB"
+    hint = "ask for fewer samples, tokens or top-k logprobs at once"
+    return Fault(FaultClass.REFUSED, f"the result is larger than {limit}: {hint}", Category.USER)
 
 
 def classify_reply(status: int, body: bytes, headers: Mapping[str, str], *, adapter_loading: bool = False) -> Fault:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
+
+# Of one sample, and of the reply that it is made from. Redis takes no value above 512 MiB, and clients hold all of it
+# at once; three million sampled tokens fit.
+LARGEST_RESULT_BYTES: Final = 256 * 1024 * 1024
 
 
 class StopReason(Enum):
@@ -23,6 +28,10 @@ class TopK:
     k: int
     length: int
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self.token_ids) + len(self.logprobs)
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceResult:
@@ -32,6 +41,10 @@ class SequenceResult:
     logprobs: bytes = field(repr=False)
     stop_reason: StopReason
     topk: TopK | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.tokens) + len(self.logprobs) + (self.topk.size_bytes if self.topk is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +60,8 @@ class SampleResult:
     sequences: tuple[SequenceResult, ...]
     prompt: PromptScores | None = None
     prompt_cache_hit_tokens: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its sequences, which are what grows with n."""
+        return sum(sequence.size_bytes for sequence in self.sequences)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,9 +14,10 @@ from shared.clock import ManualClock
 from shared.core import ids, retry
 from shared.core.faults import BreakKind, Fault, FaultClass, classify_break
 from shared.core.lifecycle import State
+from shared.core.model import SamplingParams
 from shared.core.record import Claim
 from shared.counters import Counters
-from shared.wire import proto
+from shared.wire import proto, vllm
 from tests.worker_bench import OWNER, TARGET, session, spec
 from workers.execution import Executor
 from workers.models import Catalogue
@@ -22,7 +25,7 @@ from workers.pool import UpstreamPool
 from workers.running import Running
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from shared.core.model import SampleSpec
@@ -118,6 +121,38 @@ async def test_a_result_is_encoded_and_counted() -> None:
     assert bench.counters.tokens_sampled == 8
     assert bench.counters.attempts == 1
     assert bench.counters.reexecutions == 0
+
+
+@pytest.mark.parametrize(("n", "state"), [(4, State.READY), (5, State.FAILED)])
+async def test_a_greedy_result_too_large_to_keep_is_refused(
+    monkeypatch: pytest.MonkeyPatch, n: int, state: State
+) -> None:
+    """Each copy has 4 tokens and logprobs of 4 bytes; a result that Redis cannot take would be written for ever."""
+    monkeypatch.setattr("workers.execution.LARGEST_RESULT_BYTES", 4 * 32)
+    ended, payload = await Bench().execute(spec(n=n, params=SamplingParams(max_tokens=4, temperature=0.0)))
+    assert ended is state
+    if state is State.FAILED:
+        assert json.loads(payload)["category"] == "user"
+        assert "fewer samples" in json.loads(payload)["error"]
+
+
+@pytest.mark.parametrize(("large_bytes", "aside"), [(0, True), (2**20, False)])
+async def test_much_is_decoded_and_encoded_out_of_the_loops_way(
+    monkeypatch: pytest.MonkeyPatch, large_bytes: int, aside: bool
+) -> None:
+    """A loop that decodes for seconds is taken for hung, and killed with everybody's samples."""
+    threads: list[threading.Thread] = []
+
+    def noted(work: Callable[..., Any], *args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return work(*args)
+
+    monkeypatch.setattr("workers.execution._LARGE_BYTES", large_bytes)
+    monkeypatch.setattr("workers.execution.vllm.decode_reply", partial(noted, vllm.decode_reply))
+    monkeypatch.setattr("workers.execution.proto.encode_sample_response", partial(noted, proto.encode_sample_response))
+    state, _ = await Bench().execute()
+    assert state is State.READY
+    assert [thread is not threading.main_thread() for thread in threads] == [aside, aside]
 
 
 async def test_an_attempt_tells_which_sample_and_which_session_it_is() -> None:

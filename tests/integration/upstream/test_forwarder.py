@@ -273,6 +273,28 @@ async def test_what_is_not_http() -> None:
         assert url in fault.message
 
 
+@pytest.mark.parametrize("status", ["200 OK", "500 Oops"])
+@pytest.mark.parametrize("length", ["Content-Length: 1000000000", "X-Length: none"])
+async def test_a_reply_without_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch, status: str, length: str) -> None:
+    monkeypatch.setattr("workers.forwarder.LARGEST_RESULT_BYTES", 2**20)
+    gone = asyncio.Event()
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 {status}\r\n{length}\r\n\r\n".encode())
+        try:
+            while True:
+                writer.write(b"x" * 2**16)
+                await writer.drain()
+        finally:
+            gone.set()
+
+    async with server(flood) as url, line(url) as made:
+        fault = await made.fault()
+        expected = FaultClass.REFUSED if status.startswith("200") else FaultClass.AMBIGUOUS
+        assert fault.kind is expected
+        await asyncio.wait_for(gone.wait(), 30)
+
+
 async def test_an_idle_connection_that_the_upstream_closed_is_not_used_again() -> None:
     """B4: the end of an idle connection is seen before the next request is written."""
     connections: list[asyncio.StreamWriter] = []
