@@ -290,8 +290,9 @@ def _prompt_topk(rows: Sequence[Any], first: int, k: int) -> TopK:
 
 
 def _cached_tokens(reply: Value) -> int:
-    """Told for information only, and by some servers not at all."""
-    usage = reply.get("usage")
-    details = usage.get("prompt_tokens_details") if usage is not None else None
-    cached = details.get("cached_tokens") if details is not None else None
-    return cached if isinstance(cached, int) and 0 <= cached <= _INT32_MAX else 0
+    """Told for information only, and by some servers not at all: no generation is thrown away for it."""
+    try:
+        cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+    except document.UNREADABLE:
+        return 0
+    return cached if type(cached) is int and 0 <= cached <= _INT32_MAX else 0

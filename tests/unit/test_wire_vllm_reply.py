@@ -311,6 +311,16 @@ def test_lean_servers_may_leave_out_what_was_not_asked_for(load: Loader) -> None
     assert decoded(body, load).cached_tokens == 0
 
 
+DETAILS: list[Any] = [None, 7, [], {"cached_tokens": True}, {"cached_tokens": -1}, {"cached_tokens": 2**31}]
+
+
+@pytest.mark.parametrize("usage", ["x", 7, [], [1], *({"prompt_tokens_details": details} for details in DETAILS)])
+def test_no_generation_is_thrown_away_for_what_is_told_of_the_cache(load: Loader, usage: Any) -> None:
+    body = json.dumps({"choices": [choice()], "usage": usage}).encode()
+    cached = decoded(body, load).cached_tokens
+    assert (type(cached), cached) == (int, 0)
+
+
 @settings(max_examples=200)
 @given(
     body=st.recursive(
