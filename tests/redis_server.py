@@ -18,7 +18,10 @@ _FIRST_PORT, _LAST_PORT = 12_000, 32_000
 
 
 class RedisServer:
-    """Started by the constructor. `restart` keeps the address; with `keep_data` it saves before it stops."""
+    """Started by the constructor. `restart` keeps the address; with `keep_data` it saves before it stops.
+
+    Without `save` what it keeps is what it saved last: an older state is back.
+    """
 
     def __init__(self, *options: str, tcp: bool = False, sentinel: bool = False) -> None:
         self._dir = Path(tempfile.mkdtemp(prefix="test-redis-"))
@@ -53,8 +56,8 @@ class RedisServer:
             client.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words))
             return client.recv(65536)
 
-    def restart(self, *, keep_data: bool = False) -> None:
-        if keep_data:
+    def restart(self, *, keep_data: bool = False, save: bool = True) -> None:
+        if keep_data and save:
             self.command("SAVE")
         self.kill()
         if not keep_data:

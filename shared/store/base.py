@@ -72,8 +72,9 @@ class LogEntry:
 class LogPage:
     """What came after a cursor. With no entries the cursor is the one that was asked with, or 0 if that is stale.
 
-    A cursor is `epoch * 2**32 + n`, below 2**53, where the epoch is drawn when a log begins. A cursor of another
-    epoch, or past the head, reads as 0. Hence an idle client's cursor stands still (the SDK spins otherwise).
+    A cursor is `epoch * 2**32 + n`, below 2**53, where the epoch is another one for every log that begins and every
+    start of the server. A cursor of another epoch, or past the head, reads as 0. Otherwise it stands still while
+    nothing is new (the SDK spins if not).
     """
 
     entries: list[LogEntry]

@@ -115,19 +115,23 @@ end
 return unread
 """)
 
-# KEYS log; ARGV epoch, n, limit. {epoch, {id, entry, ...}}, or {} when there is no log.
+# KEYS log; ARGV epoch, n, limit. {epoch, {id, entry, ...}}, or {} when there is no log. The epoch that a client sees is
+# mixed with the server's run id: a server that came back with an older state numbers new entries as it had numbered the
+# ones it lost, and a client would pass over them.
 READ_LOG: Final = Script("""
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
 if not last[1] then return {} end
 local epoch, head = string.match(last[1][1], '^(%d+)-(%d+)$')
+local run = tonumber(string.match(redis.call('INFO', 'server'), 'run_id:(%x%x%x%x%x)'), 16)
+local shown = string.format('%d', bit.bxor(tonumber(epoch), run))
 local n = tonumber(ARGV[2])
 local from = '-'
-if ARGV[1] == epoch and n >= 1 and n <= tonumber(head) + 1 then
+if ARGV[1] == shown and n >= 1 and n <= tonumber(head) + 1 then
   from = '(' .. epoch .. '-' .. string.format('%d', n - 1)
 end
 local flat = {}
 for _, item in ipairs(redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', ARGV[3])) do
-  flat[#flat + 1] = item[1]
+  flat[#flat + 1] = shown .. string.match(item[1], '-%d+$')
   flat[#flat + 1] = item[2][2]
 end
 return {from == '-' and '0' or '1', flat}

@@ -251,6 +251,32 @@ async def test_lost_subscriptions_come_back_and_say_so(server: RedisServer, hear
     await heard.until(lambda heard: heard.controls == [b"all"])
 
 
+async def test_a_server_that_comes_back_with_an_older_state_hides_no_completion_behind_an_old_cursor(
+    heard: Heard,
+) -> None:
+    """C3: what is logged after the crash takes the places of what was lost in it."""
+    server = RedisServer()
+    store = make_store(server.url)
+    await store.open(heard, OWNER)
+    await logged(store, 1, 2)
+    server.command("SAVE")
+    await logged(store, 3)
+    cursor = (await store.read_log("session", 0, 0, limit=10)).cursor
+    server.restart(keep_data=True, save=False)
+    await heard.until(lambda heard: heard.gaps == 1 and store.connected_since_s is not None)
+    await logged(store, 4, 5)
+    page = await store.read_log("session", 0, cursor, limit=10)
+    assert [entry.seq_id for entry in page.entries] == [1, 2, 4, 5]
+    assert (await store.read_log("session", 0, page.cursor, limit=10)).entries == []
+    await store.close()
+    server.stop()
+
+
+async def logged(store: RedisStore, *seq_ids: int) -> None:
+    for seq_id in seq_ids:
+        await store.settle(SampleKey("session", seq_id), CLAIM, State.READY, b"x", ttl_s=TTL_S, now_ms=0)
+
+
 async def test_a_restarted_server_is_found_again(heard: Heard) -> None:
     """C3: without its data, without restarting anything of ours."""
     server = RedisServer()
