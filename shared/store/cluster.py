@@ -160,6 +160,10 @@ class ClusterStore(ServedStore):
         )
 
     async def _sum(self, script: Script, keys: Sequence[SampleKey], *arguments: Argument) -> int:
+        if len(keys) == 1:
+            # The usual case, which needs no task.
+            single: int = await self._line.run(script, self._keys.samples(keys), *arguments)
+            return single
         return sum(await _all(self._line.run(script, [name], *arguments) for name in self._keys.samples(keys)))
 
     # -- ownership ----------------------------------------------------------------------------------------------

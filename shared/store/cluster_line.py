@@ -31,30 +31,43 @@ class ClusterLine:
 
     async def call(self, *arguments: Argument) -> Any:
         """Raises `StoreError`."""
-        return await self._send(str(arguments[1]), lambda line, asking: line.call(*arguments, asking=asking))
+        try:
+            return await self._line_of(str(arguments[1])).call(*arguments)
+        except Redirected as redirected:
+            return await self._follow(redirected, lambda line, asking: line.call(*arguments, asking=asking))
+        except StoreUnavailable:
+            self._shards.doubt()
+            raise
 
     async def run(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Any:
         """`keys` are of one slot. Raises `StoreError`."""
-        return await self._send(keys[0], lambda line, asking: line.run(script, keys, *arguments, asking=asking))
+        try:
+            return await self._line_of(keys[0]).run(script, keys, *arguments)
+        except Redirected as redirected:
+            return await self._follow(
+                redirected, lambda line, asking: line.run(script, keys, *arguments, asking=asking)
+            )
+        except StoreUnavailable:
+            self._shards.doubt()
+            raise
 
     def post(self, *arguments: Argument) -> None:
         """Nothing when the key's node is away."""
         try:
-            self._of(self._shards.owner(slot_of(str(arguments[1])))).post(*arguments)
+            self._line_of(str(arguments[1])).post(*arguments)
         except StoreUnavailable:
             self._shards.doubt()
 
-    async def _send(self, key: str, send: Callable[[CommandLine, bool], Awaitable[Any]]) -> Any:
-        shard, asking = self._shards.owner(slot_of(key)), False
+    async def _follow(self, redirected: Redirected, send: Callable[[CommandLine, bool], Awaitable[Any]]) -> Any:
         for _ in range(_REDIRECTIONS):
             try:
-                return await send(self._of(shard), asking)
-            except Redirected as redirected:
-                shard, asking = self._shards.follow(redirected), redirected.asking
-            except StoreUnavailable:
-                self._shards.doubt()
-                raise
+                return await send(self._of(self._shards.follow(redirected)), redirected.asking)
+            except Redirected as again:
+                redirected = again
         raise StoreUnavailable("the cluster moves this key about", maybe_done=False)
+
+    def _line_of(self, key: str) -> CommandLine:
+        return self._of(self._shards.owner(slot_of(key)))
 
     def _of(self, shard: Shard) -> CommandLine:
         return shard.bulk if self._bulk else shard.line
