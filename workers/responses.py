@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from shared.core import errors
 from shared.core.lifecycle import Answer
-from shared.store.base import StoreError
+from shared.store.base import StoreError, StoreFull
 from shared.wire import tinker
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ STATUS_OF_ERROR: Final[tuple[tuple[type[Exception], int], ...]] = (
 UNEXPECTED: Final = 429
 
 _STORE_TROUBLE: Final = "the result store does not answer at the moment; send it again later"
+_STORE_FULL: Final = "the result store is full; send it again later"
 _UNEXPECTED: Final = "the gateway failed on this request; send it again later"
 
 
@@ -80,6 +81,11 @@ def refusal(error: Exception) -> Reply:
     """The reply for an error; never Redis' or Python's own words."""
     for kind, status in STATUS_OF_ERROR:
         if isinstance(error, kind):
-            text = _STORE_TROUBLE if isinstance(error, StoreError) else str(error)
-            return Reply(status, tinker.error_body(text))
+            return Reply(status, tinker.error_body(_text(error)))
     return Reply(UNEXPECTED, tinker.error_body(_UNEXPECTED))
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, StoreFull):
+        return _STORE_FULL
+    return _STORE_TROUBLE if isinstance(error, StoreError) else str(error)

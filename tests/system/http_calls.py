@@ -39,6 +39,10 @@ class Connection:
         port: int = self._http.sock.getsockname()[1]
         return port
 
+    def fileno(self) -> int:
+        """For `select`: whether a reply is there."""
+        return self._http.sock.fileno()
+
     def send(self, method: str, path: str, body: Any = None, **headers: str) -> None:
         """`body`: bytes as they are, anything else as JSON."""
         encoded = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import pytest
 
-from tests.integration.gateway_process import eventually
 from tests.system.expected import check_payload
-from tests.system.pinned import Client, poll, submit
+from tests.system.outcomes import accepted, settled
+from tests.system.pinned import Client, submit
 from tests.system.stack import running_stack
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.system.http_calls import Connection, Reply
     from tests.system.stack import Stack
 
 pytestmark = pytest.mark.slow
 
 PROMPT: Final = [21, 22, 23]
-
-
-def settled(connection: Connection, request_id: str) -> Reply:
-    def look() -> Reply | None:
-        reply = poll(connection, request_id)
-        # 408: pending. 429: the store is not back yet, or not refilled.
-        return None if reply.status in (408, 429) else reply
-
-    return eventually(look, "a settled sample", deadline_s=40)
-
-
-def accepted(connection: Connection, body: dict[str, Any]) -> dict[str, Any]:
-    def look() -> Reply | None:
-        reply = connection.post("/api/v1/asample", body)
-        return None if reply.status == 429 else reply
-
-    reply = eventually(look, "an accepted sample", deadline_s=40)
-    assert reply.status == 200, reply
-    promise: dict[str, Any] = reply.json()
-    return promise
 
 
 class Interrupted:

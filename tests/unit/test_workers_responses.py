@@ -83,6 +83,11 @@ def test_the_stores_own_words_are_not_passed_on(kind: type[errors.GatewayError])
     assert b"6379" not in words
 
 
+def test_a_full_store_is_named_as_the_reason() -> None:
+    """C5: the first refusal says so, as all later ones do."""
+    assert b"store is full" in bytes(responses.refusal(StoreFull("OOM at 10.0.0.1")).body)
+
+
 def test_what_nobody_expected_is_retryable_and_says_nothing_of_itself() -> None:
     """A13: never a traceback, never a 5xx."""
     reply = responses.refusal(KeyError("internal name"))
