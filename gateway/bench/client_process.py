@@ -100,7 +100,9 @@ def _calm_collector() -> None:
 
 async def _progress(tally: Tally) -> None:
     while True:
-        _say(Progress(tally.submitted, tally.completed, tally.failed, tally.wrong, tally.cancelled))
+        # What was lost and is submitted again is one sample all the same.
+        submitted = tally.submitted - tally.resubmitted
+        _say(Progress(submitted, tally.completed, tally.failed, tally.wrong, tally.cancelled))
         await asyncio.sleep(_PROGRESS_S)
 
 
