@@ -46,6 +46,7 @@ INTERFACE: Final = text_of("docs/interface.md")
 WIRE: Final = text_of("docs/wire.md")
 ARCHITECTURE: Final = text_of("docs/architecture.md")
 UPSTREAM: Final = text_of("docs/upstream.md")
+RELIABILITY: Final = text_of("docs/reliability.md")
 
 
 def section(text: str, heading: str) -> str:
@@ -313,7 +314,8 @@ def functions_of(path: Path) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_tests_that_are_named_exist() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", ARCHITECTURE)
+@pytest.mark.parametrize("text", [ARCHITECTURE, RELIABILITY], ids=["architecture", "reliability"])
+def test_tests_that_are_named_exist(text: str) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     assert named
     assert not [f"{path}::{name}" for path, name in named if name not in functions_of(ROOT / path)]
