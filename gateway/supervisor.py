@@ -145,7 +145,7 @@ class Supervisor:
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._events.put_nowait, self._fleet.terminate)
+            loop.add_signal_handler(number, self._events.put_nowait, self._terminate)
         loop.add_signal_handler(signal.SIGHUP, self._events.put_nowait, self._hang_up)
         loop.add_signal_handler(signal.SIGUSR1, self._events.put_nowait, self._log_status)
 
@@ -300,6 +300,13 @@ class Supervisor:
     def _account(self) -> None:
         for serial, process in self._processes.items():
             self._accumulator.update(serial, {"cpu_seconds": usage(process.pid).cpu_seconds})
+
+    def _terminate(self, now: float) -> list[fleets.Action]:
+        if self._fleet.halting:
+            log.warning("a second signal: the workers are killed")
+        else:
+            log.info("draining; a second signal stops at once", extra={"at_most_s": self.settings.drain_timeout_s})
+        return self._fleet.terminate(now)
 
     def _log_status(self, now: float) -> list[fleets.Action]:
         for slot in self.view().slots:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from gateway import logprobs_watch
 from gateway.logprobs_watch import watch_logprobs
 from gateway.upstream_probe import OfferedModel, ProbeError, offered_models, probe_scaling, session
 from shared.config import Settings
@@ -99,6 +101,26 @@ async def test_the_supervisor_asks_until_it_knows() -> None:
         known: dict[str, bool | None] = {raw: None, fine: None}
         await watch_logprobs(Settings(upstreams=(raw, fine)), known)
         assert known == {raw: False, fine: True}
+
+
+class LateUpstream(Upstream):
+    """Loads its model until it was asked three times."""
+
+    asked = 0
+
+    async def offered(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        return web.Response(status=503) if self.asked <= 3 else await super().offered(request)
+
+
+async def test_an_upstream_that_comes_late_is_logged_once_and_again_when_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logprobs_watch, "_AGAIN_S", 0.001)
+    caplog.set_level(logging.INFO, "gateway.logprobs")
+    async with serving(LateUpstream(processed=True)) as url:
+        await watch_logprobs(Settings(upstreams=(url,)), {url: None})
+    assert caplog.messages == ["an upstream does not answer as vLLM does", "an upstream answers now"]
 
 
 @pytest.mark.slow
