@@ -15,6 +15,7 @@ from shared.store.base import Settled, StoreError, StoreRefused, StoreUnavailabl
 from shared.store.redis import RedisStore
 from tests.contract.conftest import Heard
 from tests.redis_sentinels import RedisSentinels
+from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -76,6 +77,36 @@ async def test_no_sentinel_at_all_is_one_clear_sentence() -> None:
     with pytest.raises(StoreUnavailable, match=r"no sentinel of redis\+sentinel://127.0.0.1:1,127.0.0.1:2/x answers"):
         await store.open(Heard(), OWNER)
     await store.close()
+
+
+async def test_sentinels_and_server_have_logins_of_their_own() -> None:
+    server = RedisServer("--requirepass", "s@rver", tcp=True)
+    sentinel = RedisServer(tcp=True, sentinel=True)
+    assert sentinel.command("SENTINEL", "MONITOR", "results", "127.0.0.1", str(server.port), "1") == b"+OK\r\n"
+    assert sentinel.command("ACL", "SETUSER", "default", "resetpass", ">sen%tinel") == b"+OK\r\n"
+    url = f"redis+sentinel://:s%40rver@127.0.0.1:{sentinel.port}/results"
+    store = RedisStore(f"{url}?sentinel_password=sen%25tinel")
+    await store.open(Heard(), OWNER)
+    await store.ping()
+    await store.close()
+    for wrong in (url, f"{url}?sentinel_password=x", f"{url.replace('s%40rver', 'x')}?sentinel_password=sen%25tinel"):
+        store = RedisStore(wrong)
+        with pytest.raises(StoreRefused, match="refuses the login"):
+            await store.open(Heard(), OWNER)
+        await store.close()
+    sentinel.stop()
+    server.stop()
+
+
+async def test_all_lines_lead_to_one_server(store: RedisStore, heard: Heard) -> None:
+    """A subscription that stayed on the old master would hear nothing."""
+    commands, push = store._link.connection, store._push_link.connection
+    assert commands is not None and push is not None
+    push.run_id = b"another server's"
+    commands.cut("by the test")
+    await in_the_end(store.ping)
+    assert push.lost.done()
+    await heard.until(lambda heard: heard.gaps == 1)
 
 
 async def test_a_demoted_master_is_left(sentinels: RedisSentinels, store: RedisStore) -> None:
