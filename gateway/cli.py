@@ -45,6 +45,13 @@ class LazyGroup(click.Group):
             args = ["serve", *args]
         return super().parse_args(ctx, args)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS:
+            ctx.fail(f"No such command '{args[0]}'; the commands are {', '.join(_COMMANDS)}.")
+        return super().resolve_command(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 

@@ -46,5 +46,6 @@ def demo(samples: int, workers: int, seed: int) -> int:
         print_start_error(error)
         return 3
     print_report(report, console)
-    console.print("Try next: gateway --upstream http://YOUR-VLLM:8000, or gateway bench --preset burst", style="dim")
+    console.print("Try next:  gateway --upstream http://YOUR-VLLM:8000", style="dim")
+    console.print("           gateway bench --preset burst", style="dim")
     return exit_code(report)

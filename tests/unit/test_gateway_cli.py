@@ -68,7 +68,7 @@ def test_a_switch_can_be_turned_off_against_the_environment(
         ([], "gateway: --upstream is missing"),
         (["--no-such"], "gateway: No such option '--no-such'"),
         (["--port"], "gateway: Option '--port' requires an argument"),
-        (["fly"], "gateway: No such command 'fly'"),
+        (["fly"], "gateway: No such command 'fly'; the commands are serve, check, "),
         ([*UPSTREAM, "--port", "x"], "gateway: --port: 'x' is not allowed; give a whole number from 0 to 65535"),
         (["check"], "gateway: --upstream is missing"),
         (["new-key", '"'], "gateway: Invalid value for NAME: use printable text"),
