@@ -68,7 +68,7 @@ class Executor:
         budget = retry.Budget()
         avoid: Upstream | None = None
         for attempt in range(1, 2**16):
-            upstream = self._pool.choose(avoid)
+            upstream = self._pool.choose(running.target.upstream_name, avoid)
             outcome = await self._attempt(running, upstream, attempt)
             if not isinstance(outcome, Fault):
                 return Ending(State.READY, outcome)

@@ -15,7 +15,7 @@ from workers.models import Served, decode_listing
 from workers.upstreams import Upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from shared.channel import UpstreamStatus
     from shared.clock import Clock
@@ -49,9 +49,12 @@ class UpstreamPool:
         self._asked_s = float("-inf")
         self._times_asked = 0
         self._served: dict[Upstream, list[Served]] = {}
+        self._serving: dict[str, list[Upstream]] = {}
 
-    def choose(self, avoid: Upstream | None = None) -> Upstream:
-        return rules.choose(self._upstreams, self._clock.monotonic_s(), avoid)
+    def choose(self, model_name: str, avoid: Upstream | None = None) -> Upstream:
+        """Among those that list `model_name` (an upstream's name): another's 404 would end the client's run."""
+        serving = self._serving.get(model_name, self._upstreams)
+        return rules.choose(serving, self._clock.monotonic_s(), avoid)
 
     @property
     def all_rest(self) -> bool:
@@ -78,16 +81,12 @@ class UpstreamPool:
         """Ask every upstream what it serves; one that does not answer keeps what it told before."""
         self._asked_s = self._clock.monotonic_s()
         self._times_asked += 1
-        replies = await asyncio.gather(*(self._listing(upstream) for upstream in self._upstreams))
-        for upstream, served in zip(self._upstreams, replies, strict=True):
-            if served is not None:
-                self._served[upstream] = served
-        self.catalogue.replace(model for served in self._served.values() for model in served)
+        await self._learn_from(self._upstreams)
 
     async def probe(self) -> None:
         """Find out whether upstreams that rest, or hold requests open, still take connections."""
         doubtful = [upstream for upstream in self._upstreams if upstream.attempts or upstream.failures]
-        await asyncio.gather(*(self._listing(upstream) for upstream in doubtful))
+        await self._learn_from(doubtful)
         now_s = self._clock.monotonic_s()
         for upstream in doubtful:
             if upstream.holds_open_while_refusing(now_s):
@@ -112,6 +111,14 @@ class UpstreamPool:
             await self._sleep(due_s)
         await self.learn_models()
 
+    async def _learn_from(self, upstreams: Sequence[Upstream]) -> None:
+        replies = await asyncio.gather(*(self._listing(upstream) for upstream in upstreams))
+        told = {upstream: served for upstream, served in zip(upstreams, replies, strict=True) if served is not None}
+        if told:
+            self._served.update(told)
+            self.catalogue.replace(model for served in self._served.values() for model in served)
+            self._serving = _by_name(self._served)
+
     async def _listing(self, upstream: Upstream) -> list[Served] | None:
         reply = await self._forwarder.get(upstream, upstream.models_url, _LISTING_TIMEOUT_S)
         if isinstance(reply, Fault):
@@ -132,3 +139,11 @@ class UpstreamPool:
         )
         for attempt in open_attempts:
             attempt.break_off(BreakKind.DRAINING)
+
+
+def _by_name(served: Mapping[Upstream, Iterable[Served]]) -> dict[str, list[Upstream]]:
+    serving: dict[str, list[Upstream]] = {}
+    for upstream, models in served.items():
+        for name in {model.name for model in models}:
+            serving.setdefault(name, []).append(upstream)
+    return serving

@@ -85,7 +85,7 @@ class Bench:
 
     def open_exchange(self) -> Broken:
         made = Broken()
-        self.pool.choose().attempts.add(made)  # type: ignore[arg-type] # as far as a pool knows an attempt
+        self.pool.choose("org/base").attempts.add(made)  # type: ignore[arg-type] # as far as a pool knows an attempt
         return made
 
 
@@ -192,12 +192,51 @@ async def test_closing_ends_a_question_under_way(bench: Bench) -> None:
     assert isinstance(outcome, asyncio.CancelledError)
 
 
+# -- choosing ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_sample_goes_to_an_upstream_that_has_its_model() -> None:
+    """Also when that one has just failed, or is busy: the other's 404 would end the client's run."""
+    bench = Bench("http://a", "http://b", "http://c")
+    bench.serve("one", "both", url="http://a")
+    bench.serve("two", "both", url="http://b")
+    await bench.pool.learn_models()
+    one, two = bench.pool.choose("one"), bench.pool.choose("two")
+    assert (one.url, two.url) == ("http://a", "http://b")
+    assert bench.pool.choose("one", one) is one
+    one.failed(bench.clock.monotonic_s())
+    assert bench.pool.choose("one") is one
+    assert bench.pool.choose("both") is two
+
+
+async def test_a_model_that_no_upstream_lists_is_asked_of_any() -> None:
+    bench = Bench("http://a", "http://b")
+    bench.serve("one", url="http://a")
+    bench.forwarder.replies["http://b"] = BUSY
+    await bench.pool.learn_models()
+    first = bench.pool.choose("other")
+    assert bench.pool.choose("other", first) is not first
+
+
+async def test_an_upstream_that_comes_later_is_chosen_from_then_on() -> None:
+    bench = Bench("http://a", "http://b")
+    bench.serve("one", url="http://a")
+    await bench.pool.learn_models()
+    first = bench.pool.choose("one")
+    assert bench.pool.choose("one", first) is first
+    bench.serve("one", url="http://b")
+    # It had refused, so it is probed long before everybody is asked again.
+    await bench.pool.probe()
+    bench.clock.advance(60.0)
+    assert bench.pool.choose("one", first).url == "http://b"
+
+
 # -- probing ----------------------------------------------------------------------------------------------------------
 
 
 async def test_only_upstreams_in_doubt_are_probed() -> None:
     bench = Bench("http://idle", "http://failed")
-    failed = bench.pool.choose(bench.pool.choose())
+    failed = bench.pool.choose("org/base", bench.pool.choose("org/base"))
     failed.failed(bench.clock.monotonic_s())
     await bench.pool.probe()
     assert bench.forwarder.asked == [failed.url]

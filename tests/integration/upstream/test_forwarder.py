@@ -47,7 +47,7 @@ class Line:
         self.clock = SystemClock()
         self.forwarder = Forwarder(self.session, self.clock, self.probes)
         self.pool = UpstreamPool((url,), self.forwarder, Catalogue((), ""), self.clock)
-        self.upstream = self.pool.choose()
+        self.upstream = self.pool.choose("sim/tiny")
         self.counters = Counters()
 
     async def ask(self, name: str = "r-a1", upstream: Upstream | None = None) -> bytes | Fault:
