@@ -48,7 +48,7 @@ class LineProgress:
 
     def show(self, progress: messages.Progress) -> None:
         now_s = self._monotonic_s()
-        line = f"{_ended(progress)} of {self._samples} samples, {_note(progress)}"
+        line = f"{_ended(progress):,} of {self._samples:,} samples, {_note(progress)}"
         if now_s - self._shown_s < _LINE_EVERY_S or line == self._shown:
             return
         self._shown_s, self._shown = now_s, line
