@@ -16,7 +16,7 @@ import orjson
 from shared.core.errors import BadRequest
 from shared.core.model import CLONE_SPAN
 from shared.wire.strict import decode
-from shared.wire.tinker_sample import SampleCall, decode_sample
+from shared.wire.tinker_sample import SampleCall, decode_sample, require_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SampleCall", "decode_sample"]
 
-# A model name travels inside the ids of its sampling session, and those inside headers and URLs.
-MAX_NAME_BYTES: Final = 400
 MAX_CURSOR: Final = 2**53
 # From here on the session poll neither spins when idle nor repeats for ever what is final (docs/wire.md).
 _SESSION_POLL_SINCE: Final = (0, 27, 2)
@@ -142,19 +140,10 @@ def decode_create_sampling_session(body: bytes) -> CreateSamplingSession:
     call = _read(CreateSamplingSession, body)
     if (call.base_model is None) == (call.model_path is None):
         raise BadRequest("exactly one of base_model and model_path is needed")
-    name = call.base_model if call.base_model is not None else call.model_path
-    if not name or not _fits(name):
-        raise BadRequest(f"a model's name or path must have 1 to {MAX_NAME_BYTES} bytes")
+    require_name(call.base_model if call.base_model is not None else call.model_path)
     if call.sampling_session_seq_id is not None and not 0 <= call.sampling_session_seq_id < 2**63:
         raise BadRequest("sampling_session_seq_id must be an integer from 0 to 2**63 - 1")
     return call
-
-
-def _fits(name: str) -> bool:
-    try:
-        return len(name.encode()) <= MAX_NAME_BYTES
-    except UnicodeEncodeError:
-        return False
 
 
 def decode_join(body: bytes) -> Join:

@@ -22,6 +22,8 @@ from shared.core.record import DIGEST_BYTES
 from shared.wire.strict import decode
 
 MAX_SAMPLES: Final = 1024
+# A model name travels inside the ids of its sampling session, and those inside headers and URLs.
+MAX_NAME_BYTES: Final = 400
 # vLLM's /v1/completions takes no more; its default --max-logprobs is 20, an operator may raise it.
 MAX_STOP_STRINGS: Final = 4
 MAX_TOPK: Final = 1024
@@ -91,8 +93,10 @@ def decode_sample(body: bytes) -> SampleCall:
     _refuse_unsupported(sample)
     if sample.seq_id is not None and not 0 <= sample.seq_id <= MAX_SEQ_ID:
         raise BadRequest("seq_id must be an integer from 0 to 2**63 - 1")
-    if sample.sampling_session_id is None and (sample.base_model is None) == (sample.model_path is None):
-        raise BadRequest("sampling_session_id is missing")
+    if sample.sampling_session_id is None:
+        if (sample.base_model is None) == (sample.model_path is None):
+            raise BadRequest("sampling_session_id is missing")
+        require_name(sample.base_model if sample.base_model is not None else sample.model_path)
     spec = _spec(sample)
     return SampleCall(
         sample.sampling_session_id,
@@ -101,6 +105,13 @@ def decode_sample(body: bytes) -> SampleCall:
         sample.model_path,
         replace(spec, digest=digest(spec)),
     )
+
+
+def require_name(name: str | None) -> None:
+    """Raises `BadRequest` when a model cannot have this name or path."""
+    # msgspec has refused lone surrogates: what it lets through can be encoded.
+    if not name or len(name.encode()) > MAX_NAME_BYTES:
+        raise BadRequest(f"a model's name or path must have 1 to {MAX_NAME_BYTES} bytes")
 
 
 def digest(spec: SampleSpec) -> bytes:

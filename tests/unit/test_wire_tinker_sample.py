@@ -299,6 +299,15 @@ def test_strings_that_look_like_keys_are_strings(stop: str) -> None:
     assert params_of(stop=[stop, stop]).stop == (stop, stop)
 
 
+@pytest.mark.parametrize("field", ["base_model", "model_path"])
+@pytest.mark.parametrize("name", ["", "m" * 401, "\u00e9" * 201])
+def test_a_model_has_a_name_that_fits_into_an_id(field: str, name: str) -> None:
+    unnamed: dict[str, Any] = {"sampling_session_id": None, field: name}
+    assert "1 to 400 bytes" in refusal(body(**unnamed))
+    named: dict[str, Any] = {"sampling_session_id": None, field: "\u00e9" * 200}
+    assert decode_sample(body(**named)).spec.num_samples == 1
+
+
 @pytest.mark.parametrize("value", [b"1", b"[]", b"{}", b'{"tokens":1}'])
 def test_more_values_than_any_client_sends_are_refused(value: bytes) -> None:
     """D2: reading them all would hold up everybody else of this worker."""
