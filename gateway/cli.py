@@ -146,7 +146,7 @@ def serve(**values: Any) -> int:
 
     \b
     Signals:     SIGTERM, SIGINT  drain and stop; a second one stops at once
-                 SIGHUP           read keys and limits again, replace workers in turn
+                 SIGHUP           reread keys and limits, replace the workers
                  SIGUSR1          log the status
     Exit codes:  0 stopped as asked      2 wrong configuration
                  3 could not start       4 workers keep dying at start
