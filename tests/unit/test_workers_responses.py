@@ -10,6 +10,7 @@ import pytest
 from shared.core import errors
 from shared.core.lifecycle import ANSWERS, Answer, State
 from shared.store.base import StoreError, StoreFull, StoreRefused, StoreUnavailable
+from shared.store.replies import Redirected
 from workers import responses
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = {
     errors.Overloaded: errors.Overloaded("in_flight", "too many"),
+    # Imported here, so that it is among the leaves whatever else was.
+    Redirected: Redirected("MOVED 1 10.0.0.1:6379"),
     StoreUnavailable: StoreUnavailable("Connection refused by 10.0.0.1:6379", maybe_done=True),
 }
 # Never raised while a request is served.
