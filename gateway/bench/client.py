@@ -141,48 +141,50 @@ class SdkClient:
             await self._run_sample(sample(self._workload, index))
 
     async def _run_sample(self, wanted: Sample) -> None:
-        started_s = submitted_s = self._clock.monotonic_s()
+        started_s = self._clock.monotonic_s()
         resubmissions = 0
-        while isinstance(outcome := await self._attempt(wanted), Gone):
+        outcome, posted_s = await self._attempt(wanted)
+        while isinstance(outcome, Gone):
             await asyncio.sleep(resubmit_delay_s(resubmissions, self._jitter.random()))
             resubmissions += 1
             self._tally.resubmitted += 1
-            submitted_s = self._clock.monotonic_s()
+            outcome, posted_s = await self._attempt(wanted)
         if outcome is None:
             self._tally.cancelled += 1
             return
         broken = outcome if isinstance(outcome, Broken) else self._verifier.complaint(outcome, wanted)
         if broken is None:
-            self._tally.succeed(started_s, submitted_s, self._clock.monotonic_s())
+            self._tally.succeed(started_s, posted_s, self._clock.monotonic_s())
         else:
             self._tally.fail(broken.kind, f"sample {wanted.index}: {broken.detail}", wrong=broken.wrong)
 
-    async def _attempt(self, wanted: Sample) -> bytes | Gone | Broken | None:
-        """The result's bytes; None when the sample was cancelled, as it was meant to be."""
+    async def _attempt(self, wanted: Sample) -> tuple[bytes | Gone | Broken | None, float]:
+        """The result's bytes, None when the sample was cancelled, as it was meant to be; and when it was posted."""
         seq_id = self._next_seq_id
         self._next_seq_id += 1
-        posted_s = self._clock.monotonic_s()
-        promise = await self._submit(wanted, seq_id)
+        promise, posted_s = await self._submit(wanted, seq_id)
         if not isinstance(promise, Promise):
-            return promise
+            return promise, posted_s
         self._tally.promise(posted_s, self._clock.monotonic_s())
         assert self._retriever is not None
         try:
             async with asyncio.timeout(wanted.cancel_after_s):
-                return await self._retriever.result(promise.request_id, wanted.index)
+                return await self._retriever.result(promise.request_id, wanted.index), posted_s
         except TimeoutError:
             await self._retriever.cancel(promise.request_id)
-            return None
+            return None, posted_s
 
     # submitting
 
-    async def _submit(self, wanted: Sample, seq_id: int) -> Promise | Gone | Broken:
+    async def _submit(self, wanted: Sample, seq_id: int) -> tuple[Promise | Gone | Broken, float]:
+        """What came of it, and when it passed the gate for that."""
         body = sdk_requests.asample_body(self._workload, wanted, self._sampling_session_id, seq_id)
         request = self._endpoints.asample.request(body)
         first_s: float | None = None
         while True:
             throttled = await self._gate.enter()
-            first_s = self._clock.monotonic_s() if first_s is None else first_s
+            posted_s = self._clock.monotonic_s()
+            first_s = posted_s if first_s is None else first_s
             try:
                 outcome = await self._submit_inside(request, wanted, first_s)
                 if isinstance(outcome, Paused):
@@ -191,7 +193,7 @@ class SdkClient:
                 self._gate.leave(throttled)
             if not isinstance(outcome, Paused):
                 self._tally.submit_s.append(self._clock.monotonic_s() - first_s)
-                return outcome
+                return outcome, posted_s
             self._tally.paused += 1
 
     async def _submit_inside(self, request: bytes, wanted: Sample, first_s: float) -> Promise | Gone | Broken | Paused:
