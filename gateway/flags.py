@@ -379,7 +379,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "info",
         "debug, info, warning or error. Prompts, tokens and keys are never logged.",
     ),
-    _switch(_OPERATE, "access-log", "Log a line for every request. Not done by this version yet: it has no effect."),
+    _switch(_OPERATE, "access-log", "Log a line for every request to the public address."),
     _flag(
         _OPERATE,
         "run-dir",

@@ -71,3 +71,5 @@ def configure_logging(format_: str, level: str, stream: TextIO | None = None, **
     # Libraries speak only when something is wrong.
     for library in ("uvicorn", "asyncio", "aiohttp"):
         logging.getLogger(library).setLevel(logging.WARNING)
+    # Its lines are asked for, by --access-log.
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO)

@@ -28,14 +28,19 @@ WORKERS: Final = 2
 
 def _lasting_port() -> int:
     """A free port that stays free while nobody listens on it: below those that the kernel gives to connections."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
+    while not _is_free(port := random.randrange(20_000, 30_000)):
+        pass
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class Simulator:
@@ -94,7 +99,10 @@ class Gateway:
     def kill_and_restart(self) -> None:
         """SIGKILL for every process of it, and a new one on the same port."""
         self.process.kill()
-        self._start(int(self.url.rpartition(":")[2]))
+        port = int(self.url.rpartition(":")[2])
+        # Its workers, which we cannot wait for, hold the port until the kernel has cleared them away.
+        eventually(lambda: _is_free(port), f"port {port} to be free")
+        self._start(port)
 
     def close(self) -> None:
         self.process.kill()

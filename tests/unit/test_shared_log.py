@@ -65,3 +65,13 @@ def test_configured(format_: str, parse: Any) -> None:
     assert len(lines) == 1
     assert "shown" in str(parse(lines[0]))
     assert "7" in lines[0]
+
+
+def test_the_access_log_speaks_though_its_library_is_quiet() -> None:
+    """--access-log: uvicorn's own words are for trouble only, its line per request is asked for."""
+    stream = io.StringIO()
+    configure_logging("json", "info", stream)
+    logging.getLogger("uvicorn.error").info("chatter")
+    logging.getLogger("uvicorn.access").info("a request")
+    assert "chatter" not in stream.getvalue()
+    assert "a request" in stream.getvalue()
