@@ -67,6 +67,7 @@ def test_configured(format_: str, parse: Any) -> None:
     assert "7" in lines[0]
 
 
+@pytest.mark.usefixtures("restored_logging")
 def test_the_access_log_speaks_though_its_library_is_quiet() -> None:
     """--access-log: uvicorn's own words are for trouble only, its line per request is asked for."""
     stream = io.StringIO()
