@@ -206,17 +206,19 @@ class Worker:
 
     async def _drain(self, order: channel.Drain) -> None:
         log.info("draining", extra={"in_flight": self._dispatcher.in_flight})
-        self._dispatcher.drain()
         self._edge.start_draining()
         if order.replaced:
-            # Another worker serves the slot: send every poll there.
+            # Another worker serves the slot: send every poll there. A submission that still comes over an old
+            # connection is taken: a 429 would slow the whole client down for ten seconds.
             self._server.stop_accepting()
             self._waiters.drain()
         else:
             # The last of its slot. Polls are sent back once, and are then held as ever until the samples have ended:
             # "try again" at once, and again, would make the SDK spin.
+            self._dispatcher.drain()
             self._waiters.send_back()
         await self._wait_drained(order)
+        self._dispatcher.drain()
         if orphaned := self._dispatcher.orphan_all():
             log.warning("drain is over: the rest is submitted again elsewhere", extra={"orphaned": orphaned})
         await self._wait_idle_at_most(_LAST_REPLIES_S)

@@ -243,9 +243,7 @@ class Load(threading.Thread):
 
     def _sample(self, seq_id: int) -> None:
         body = self._client.body(seq_id, PROMPT)
-        # 429 from a worker that is being replaced, which then closes: the next connection is another worker's.
-        while (promised := self._ask("asample", body)).status == 429:
-            pass
+        promised = self._ask("asample", body)
         if promised.status != 200:
             self.trouble.append(promised)
             return
