@@ -68,9 +68,11 @@ def test_configured(format_: str, parse: Any) -> None:
 
 
 @pytest.mark.usefixtures("restored_logging")
-def test_the_access_log_speaks_though_its_library_is_quiet() -> None:
+def test_the_access_log_speaks_though_its_library_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """--access-log: uvicorn's own words are for trouble only, its line per request is asked for."""
     stream = io.StringIO()
+    # A server without an access log, made by another test of this process, has cut it off.
+    monkeypatch.setattr(logging.getLogger("uvicorn.access"), "propagate", True)
     configure_logging("json", "info", stream)
     logging.getLogger("uvicorn.error").info("chatter")
     logging.getLogger("uvicorn.access").info("a request")
