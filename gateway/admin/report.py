@@ -77,6 +77,8 @@ def _redis(view: View) -> dict[str, Any]:
         "used_bytes": info.used_bytes if info else 0,
         "max_bytes": info.max_bytes if info else 0,
         "policy": info.policy if info else "unknown",
+        "received_bytes": info.received_bytes if info else None,
+        "sent_bytes": info.sent_bytes if info else None,
     }
 
 

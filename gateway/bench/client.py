@@ -20,6 +20,7 @@ from gateway.bench.retrieval import Retriever
 from gateway.bench.session_poll import SessionPoller
 from gateway.bench.transport import ConnectionPool, NoReply
 from gateway.bench.workload import sample
+from gateway.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,6 +79,12 @@ class SdkClient:
     @property
     def connections_opened(self) -> int:
         return sum(pool.connections_opened for pool in self._pools)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Of all its connections together."""
+        parts = [pool.traffic for pool in self._pools]
+        return Traffic(sum(part.sent_bytes for part in parts), sum(part.received_bytes for part in parts))
 
     @property
     def requests_sent(self) -> int:

@@ -121,6 +121,7 @@ async def _cancel_when_stuck(tally: Tally, after_s: float, run: asyncio.Task[Non
 
 
 def _report(client: SdkClient, tally: Tally, cpu_seconds: float) -> Report:
+    traffic = client.traffic
     return Report(
         completed=tally.completed,
         failed=tally.failed,
@@ -134,6 +135,8 @@ def _report(client: SdkClient, tally: Tally, cpu_seconds: float) -> Report:
         paused=tally.paused,
         requests=client.requests_sent,
         connections=client.connections_opened,
+        sent_bytes=traffic.sent_bytes,
+        received_bytes=traffic.received_bytes,
         heartbeats=tally.heartbeats,
         heartbeats_failed=tally.heartbeats_failed,
         heartbeat_max_s=tally.heartbeat_max_s,

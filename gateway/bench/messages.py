@@ -67,6 +67,8 @@ class Report(msgspec.Struct, tag="report", frozen=True, kw_only=True):
     paused: int
     requests: int
     connections: int
+    sent_bytes: int
+    received_bytes: int
     heartbeats: int
     heartbeats_failed: int
     heartbeat_max_s: float

@@ -12,7 +12,7 @@ import numpy as np
 
 from gateway.bench import procfs, report
 from gateway.bench.chaos import recovered_after_s
-from gateway.bench.report import ChaosEvent, Gateway, Redis, Report, Simulator, Tail
+from gateway.bench.report import ChaosEvent, Gateway, Redis, Report, Simulator, Tail, Wire, Wires
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -74,6 +74,7 @@ def build_report(facts: RunFacts, seen: Observations) -> Report:
         redis=_redis(seen, samples.completed, facts.kept_in),
         simulator=_simulator(seen, allowed),
         client=report.merge_client(facts.clients, session_poll=facts.session_poll),
+        wires=_wires(facts, seen),
         chaos=chaos_events(facts),
         machine=procfs.machine(),
         versions=_versions(seen.last_status),
@@ -102,6 +103,29 @@ def _gateway(seen: Observations, completed: int, reexecutions: int | None) -> Ga
         workers=seen.workers.processes,
         reexecutions=reexecutions,
     )
+
+
+def _wires(facts: RunFacts, seen: Observations) -> Wires:
+    return Wires(client=report.merge_wire(facts.clients), upstream=_upstream_wire(seen), redis=_redis_wire(seen))
+
+
+def _upstream_wire(seen: Observations) -> Wire | None:
+    """None also for a simulator that was killed in between: it took its last counts with it."""
+    first, last = seen.first_stats, seen.last_stats
+    if first is None or last is None or seen.ended_stats or "sent_bytes" not in first:
+        return None
+    received, sent = (last[name] - first[name] for name in ("received_bytes", "sent_bytes"))
+    return Wire(received_bytes=sent, sent_bytes=received)
+
+
+def _redis_wire(seen: Observations) -> Wire | None:
+    """None also where a restarted server counted anew."""
+    received, sent = (
+        _grown(seen.first_status, seen.last_status, "redis", name) for name in ("received_bytes", "sent_bytes")
+    )
+    if received is None or sent is None or received < 0 or sent < 0:
+        return None
+    return Wire(received_bytes=sent, sent_bytes=received)
 
 
 def _lag(seen: Observations) -> Tail | None:

@@ -104,6 +104,21 @@ class Client(msgspec.Struct, kw_only=True):
     peak_rss_bytes: int
 
 
+class Wire(msgspec.Struct, kw_only=True):
+    """Bytes without TCP's and IP's headers, seen from the gateway."""
+
+    received_bytes: int
+    sent_bytes: int
+
+
+class Wires(msgspec.Struct, kw_only=True):
+    """Counted at the other end of each wire: by the load client, by the simulated vLLM, by Redis."""
+
+    client: Wire
+    upstream: Wire | None = None
+    redis: Wire | None = None
+
+
 class ChaosEvent(msgspec.Struct, kw_only=True):
     """`at_s`: after the first sample. `lasted_s`: until what was broken ran again, which is not the gateway's doing.
 
@@ -135,6 +150,7 @@ class Report(msgspec.Struct, kw_only=True):
     redis: Redis
     simulator: Simulator | None
     client: Client
+    wires: Wires
     chaos: list[ChaosEvent]
     machine: Machine
     versions: dict[str, str]
@@ -241,6 +257,14 @@ def merge_client(reports: Sequence[messages.Report], *, session_poll: bool) -> C
         heartbeats_failed=sum(report.heartbeats_failed for report in reports),
         heartbeat_max_s=max((report.heartbeat_max_s for report in reports), default=0.0),
         peak_rss_bytes=sum(report.peak_rss_bytes for report in reports),
+    )
+
+
+def merge_wire(reports: Sequence[messages.Report]) -> Wire:
+    """What the clients sent, the gateway received."""
+    return Wire(
+        received_bytes=sum(report.sent_bytes for report in reports),
+        sent_bytes=sum(report.received_bytes for report in reports),
     )
 
 

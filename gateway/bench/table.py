@@ -45,6 +45,7 @@ def rows(report: Report) -> list[Row]:
         ("simulated vLLM", _simulator(report)),
         ("source IPs", _source_ips(report)),
         ("client", _client(report)),
+        ("per sample", _wires(report)),
     ]
     return [(name, value) for name, value in candidates if value]
 
@@ -166,6 +167,19 @@ def _client(report: Report) -> str:
     client = report.client
     per_sample = f", {client.cpu_ms_per_sample:.2f} ms CPU per sample" if client.cpu_ms_per_sample is not None else ""
     return f"{client.requests:,} requests on {client.connections:,} connections{per_sample}"
+
+
+def _wires(report: Report) -> str:
+    """Kilobytes (of 1,000) per sample to and from the gateway."""
+    completed = report.samples.completed
+    if not completed:
+        return ""
+    wires = [("clients", report.wires.client), ("upstream", report.wires.upstream), ("Redis", report.wires.redis)]
+    return ", ".join(
+        f"{name} {wire.received_bytes / completed / 1e3:,.1f} kB in, {wire.sent_bytes / completed / 1e3:,.1f} kB out"
+        for name, wire in wires
+        if wire is not None
+    )
 
 
 def _s(seconds: float) -> str:

@@ -11,10 +11,16 @@ import asyncio
 import socket
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
 
 import httptools
+
+from gateway.traffic import Traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_IN_FLIGHT_PER_OBJECT: Final = 50
 MAX_IDLE_PER_OBJECT: Final = 2
@@ -62,7 +68,8 @@ def parse_target(url: str, source_ip: str | None = None) -> Target:
 class Connection(asyncio.Protocol):
     """One connection, one exchange at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Reply] | None = None
@@ -82,6 +89,7 @@ class Connection(asyncio.Protocol):
         self._read_timeout_s = read_timeout_s
         self._last_read_s = self._loop.time()
         self._timer = self._loop.call_later(read_timeout_s, self._check_time)
+        self._traffic.sent_bytes += len(request)
         self._transport.write(request)
         return waiter
 
@@ -111,6 +119,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._last_read_s = self._loop.time()
+        self._traffic.received_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -165,19 +174,19 @@ class Connection(asyncio.Protocol):
             waiter.set_exception(NoReply(reason))
 
 
-async def connect(target: Target) -> Connection:
-    """Raises `NoReply` when no connection comes about."""
+async def connect(target: Target, traffic: Traffic) -> Connection:
+    """What it carries is added to `traffic`. Raises `NoReply` when no connection comes about."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            return await _connect(target)
+            return await _connect(target, partial(Connection, traffic))
     except OSError as error:  # TimeoutError is one of them
         raise NoReply(f"cannot connect to {target.authority}: {error or 'no answer'}") from error
 
 
-async def _connect(target: Target) -> Connection:
+async def _connect(target: Target, make: Callable[[], Connection]) -> Connection:
     loop = asyncio.get_running_loop()
     if target.source_ip is None:
-        _, connection = await loop.create_connection(Connection, target.host, target.port)
+        _, connection = await loop.create_connection(make, target.host, target.port)
         return connection
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -186,7 +195,7 @@ async def _connect(target: Target) -> Connection:
         sock.bind((target.source_ip, 0))
         sock.setblocking(False)
         await loop.sock_connect(sock, (target.host, target.port))
-        _, connection = await loop.create_connection(Connection, sock=sock)
+        _, connection = await loop.create_connection(make, sock=sock)
     except BaseException:
         sock.close()
         raise
@@ -221,6 +230,7 @@ class ConnectionPool:
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self.traffic = Traffic()
         self._loop = asyncio.get_running_loop()
         self._with_room: list[ClientObject] = []
         self._all: list[ClientObject] = []
@@ -259,7 +269,7 @@ class ConnectionPool:
 
     async def _open(self) -> Connection:
         self.connections_opened += 1
-        return await connect(self._target)
+        return await connect(self._target, self.traffic)
 
     def _claim(self) -> ClientObject:
         if not self._with_room:

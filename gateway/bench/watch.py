@@ -27,6 +27,8 @@ _LOOK_S: Final = 0.5
 _HEALTHZ_S: Final = 0.05
 _PROBED_S: Final = 10.0
 _PROBED_AGAIN_S: Final = 0.1
+# Longer than both the workers' reports (1 s) and the supervisor's questions to Redis are apart.
+_COUNTERS_S: Final = 2.2
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
 
 
@@ -90,6 +92,10 @@ class Observations:
         self._take_lag(workers)
         self._take_redis(status.get("redis") or {})
 
+    def take_counters(self, status: dict[str, Any] | None) -> None:
+        """Of after the load: processes and lag are not looked at any more."""
+        self.last_status = status or self.last_status
+
     def take_redis_processes(self, pids: list[int]) -> None:
         self.redis.look(_usages(pids))
 
@@ -135,6 +141,7 @@ class Watch:
             async with self._session:
                 await self._look()
                 await self._look_at_simulator()
+                await self._look_at_counters()
         for failure in ended:
             if isinstance(failure, Exception):
                 raise failure
@@ -154,6 +161,12 @@ class Watch:
         # At both ends only: it counts by request id, and a page of all of them is not small.
         if (simulator := self._deployment.simulator_url) and (stats := await self._get_json(f"{simulator}/_sim/stats")):
             self.observations.take_stats(stats)
+
+    async def _look_at_counters(self) -> None:
+        """The workers tell their counters, and Redis its own, once in a while: the load's last share comes later."""
+        if self._deployment.admin_url is not None:
+            await asyncio.sleep(_COUNTERS_S)
+            self.observations.take_counters(await self.status())
 
     async def simulator_ends(self) -> None:
         """It is about to be killed, and its counts with it."""

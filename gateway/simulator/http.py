@@ -12,9 +12,12 @@ import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import httptools
+
+if TYPE_CHECKING:
+    from gateway.traffic import Traffic
 
 _log = logging.getLogger(__name__)
 
@@ -59,10 +62,13 @@ _BROKEN: Final = HttpReply(500, b'{"error":{"message":"","type":"InternalServerE
 class HttpConnection(asyncio.Protocol):
     """`handler` runs as a task per request, cancelled when the client goes away, as vLLM does."""
 
-    def __init__(self, handler: Handler, open_connections: set[HttpConnection], keep_alive_s: float) -> None:
+    def __init__(
+        self, handler: Handler, open_connections: set[HttpConnection], keep_alive_s: float, traffic: Traffic
+    ) -> None:
         self._handler = handler
         self._open = open_connections
         self._keep_alive_s = keep_alive_s
+        self._traffic = traffic
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -85,6 +91,7 @@ class HttpConnection(asyncio.Protocol):
         """A half-close ends the request too; returning None closes the rest."""
 
     def data_received(self, data: bytes) -> None:
+        self._traffic.received_bytes += len(data)
         self._stop_idling()
         try:
             self._parser.feed_data(data)
@@ -138,6 +145,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _send(self, reply: HttpReply, keep_alive: bool) -> None:
         whole = _encode(reply, keep_alive)
+        self._traffic.sent_bytes += len(whole)
         if reply.cut_at is not None:
             # Closing, not resetting: what was sent so far must be read before the end is.
             self._transport.write(whole[: reply.cut_at])

@@ -23,6 +23,7 @@ from gateway.simulator.listener import Listener, bind
 from gateway.simulator.misbehaviour import spoil
 from gateway.simulator.siblings import Siblings
 from gateway.simulator.stats import Stats, report, sample_id
+from gateway.traffic import Traffic
 from shared.core.scaling import PROBE_REQUEST_ID
 
 if TYPE_CHECKING:
@@ -102,10 +103,10 @@ class Simulator:
             self._control = await loop.create_unix_server(self._connect_sibling, str(control_path))
 
     def _connect(self) -> HttpConnection:
-        return HttpConnection(self._handle, self._connections, self._config.keep_alive_s)
+        return HttpConnection(self._handle, self._connections, self._config.keep_alive_s, self._stats.traffic)
 
     def _connect_sibling(self) -> HttpConnection:
-        return HttpConnection(self._handle_here, set(), self._config.keep_alive_s)
+        return HttpConnection(self._handle_here, set(), self._config.keep_alive_s, Traffic())
 
     async def stop(self) -> None:
         if self._reopening is not None:

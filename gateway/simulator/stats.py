@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.traffic import Traffic
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,6 +23,8 @@ _NUMBERS: Final = (
     "aborted",
     "concurrent_duplicates",
     "connections",
+    "received_bytes",
+    "sent_bytes",
 )
 
 
@@ -31,7 +35,10 @@ def sample_id(request_id: str) -> str:
 
 @dataclass(slots=True)
 class Stats:
-    """Of one process. `aborted`: generations that ended because the client went away, or by a scripted fault."""
+    """Of one process. `aborted`: generations that ended because the client went away, or by a scripted fault.
+
+    `traffic`: of all connections, those of these pages too.
+    """
 
     received: int = 0
     executions: int = 0
@@ -43,6 +50,7 @@ class Stats:
     concurrent_duplicates: int = 0
     connections: int = 0
     by_source_ip: Counter[str] = field(default_factory=Counter)
+    traffic: Traffic = field(default_factory=Traffic)
     _by_sample: Counter[str] = field(default_factory=Counter)
     _running: Counter[str] = field(default_factory=Counter)
 
@@ -76,7 +84,16 @@ class Stats:
         self.received = self.executions = self.completed = self.aborted = self.concurrent_duplicates = 0
         self.peak_in_flight = self.in_flight
         self.by_source_ip.clear()
+        self.traffic.received_bytes = self.traffic.sent_bytes = 0
         self._by_sample.clear()
+
+    @property
+    def received_bytes(self) -> int:
+        return self.traffic.received_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.traffic.sent_bytes
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, for `report`."""

@@ -95,13 +95,18 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """For `/status`, `/readyz` and `gateway check`. `max_bytes` is 0 when unlimited."""
+    """For `/status`, `/readyz` and `gateway check`. `max_bytes` is 0 when unlimited.
+
+    `received_bytes`, `sent_bytes`: all that clients of the server have sent and got since it started.
+    """
 
     mode: str  # "standalone", "sentinel", "cluster", "memory"
     version: str
     used_bytes: int
     max_bytes: int
     policy: str
+    received_bytes: int = 0
+    sent_bytes: int = 0
 
 
 class StoreListener(Protocol):

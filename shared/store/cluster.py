@@ -221,7 +221,7 @@ class ClusterStore(ServedStore):
         await _all(shard.line.call("PING") for shard in self._shards.masters)
 
     async def info(self) -> StoreInfo:
-        """Memory is that of all masters together; the policy is the most harmful one."""
+        """Memory and traffic are those of all masters together; the policy is the most harmful one."""
         replies = await _all(shard.line.call("INFO", "everything") for shard in self._shards.masters)
         infos = [forms.store_info(forms.parse_info(reply)) for reply in replies]
         policies = {info.policy: None for info in infos}
@@ -231,6 +231,8 @@ class ClusterStore(ServedStore):
             used_bytes=sum(info.used_bytes for info in infos),
             max_bytes=sum(info.max_bytes for info in infos) if all(info.max_bytes for info in infos) else 0,
             policy=next((policy for policy in policies if policy not in ("", "noeviction")), infos[0].policy),
+            received_bytes=sum(info.received_bytes for info in infos),
+            sent_bytes=sum(info.sent_bytes for info in infos),
         )
 
 

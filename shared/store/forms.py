@@ -81,6 +81,8 @@ def store_info(info: dict[str, str]) -> StoreInfo:
         used_bytes=int(info.get("used_memory", 0)),
         max_bytes=int(info.get("maxmemory", 0)),
         policy=info.get("maxmemory_policy", ""),
+        received_bytes=int(info.get("total_net_input_bytes", 0)),
+        sent_bytes=int(info.get("total_net_output_bytes", 0)),
     )
 
 

@@ -51,6 +51,8 @@ async def test_it_is_a_store_that_never_evicts(redis: EmbeddedRedis) -> None:
     info = await store.info()
     await store.close()
     assert (info.max_bytes, info.policy) == (MEMORY_BYTES, "noeviction")
+    assert info.received_bytes > 0
+    assert info.sent_bytes > info.received_bytes  # INFO's own reply is the largest so far
 
 
 async def test_started_again_it_is_empty_on_the_same_url(redis: EmbeddedRedis) -> None:

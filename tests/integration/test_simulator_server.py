@@ -249,6 +249,18 @@ async def test_addresses_and_repeated_samples_are_counted(bench: Bench) -> None:
     assert bench.simulator.stats()["received"] == 0
 
 
+async def test_the_bytes_of_all_connections_are_counted(bench: Bench) -> None:
+    first, second = await bench.client(), await bench.client()
+    await first.completion()
+    before = bench.simulator.stats()
+    await second.completion()
+    await second.completion()
+    after = bench.simulator.stats()
+    one_each = before["received_bytes"], before["sent_bytes"]
+    assert min(one_each) > 0
+    assert (after["received_bytes"], after["sent_bytes"]) == tuple(3 * count for count in one_each)
+
+
 async def test_one_sample_twice_at_a_time_is_counted(bench: Bench) -> None:
     bench.simulator.set_faults([{"kind": "hold"}])
     first, second = await bench.client(), await bench.client()

@@ -12,7 +12,7 @@ import pytest
 from gateway.bench import messages, report
 from gateway.bench.outcome import RunFacts, build_report, duplicates
 from gateway.bench.procfs import ProcessUsage
-from gateway.bench.report import Report, Simulator, exit_code, verdicts
+from gateway.bench.report import Report, Simulator, Wire, Wires, exit_code, verdicts
 from gateway.bench.scenario import Scenario
 from gateway.bench.table import rows, verdict_line
 from gateway.bench.watch import Observations
@@ -118,6 +118,34 @@ def test_clients_are_added_up() -> None:
     assert run.client.heartbeat_max_s == 0.2
 
 
+def test_each_wire_is_counted_at_its_other_end_and_told_from_ours() -> None:
+    seen = Observations(
+        first_stats=stats(0, received_bytes=5, sent_bytes=7),
+        last_stats=stats(10, received_bytes=25, sent_bytes=47),
+        first_status={"redis": {"received_bytes": 1, "sent_bytes": 2}},
+    )
+    seen.take_counters({"redis": {"received_bytes": 4, "sent_bytes": 8}})
+    run = made(client(completed=10, sent_bytes=30, received_bytes=50), client(sent_bytes=3), seen=seen)
+    assert run.wires == Wires(
+        client=Wire(received_bytes=33, sent_bytes=50),
+        upstream=Wire(received_bytes=40, sent_bytes=20),
+        redis=Wire(received_bytes=6, sent_bytes=3),
+    )
+    assert dict(rows(run))["per sample"].startswith("clients 0.0 kB in")
+
+
+def test_a_wire_whose_other_end_began_anew_has_no_figures() -> None:
+    seen = Observations(
+        first_stats=stats(0, received_bytes=5, sent_bytes=7),
+        last_stats=stats(10, received_bytes=25, sent_bytes=47),
+        ended_stats=[stats(3)],
+        first_status={"redis": {"received_bytes": 10, "sent_bytes": 10}},
+        last_status={"redis": {"received_bytes": 4, "sent_bytes": 80}},
+    )
+    run = made(client(completed=10), seen=seen)
+    assert (run.wires.upstream, run.wires.redis) == (None, None)
+
+
 def test_nothing_measured_is_null_and_not_zero() -> None:
     run = made(client(completed=10))
     told = json.loads(report.to_json(run))
@@ -134,7 +162,7 @@ def test_the_json_has_every_name_of_the_interface() -> None:
     told = json.loads(report.to_json(made(client(completed=10), seen=seen)))
     assert set(told) >= {
         *("samples", "failures", "seconds", "samples_per_second", "submit_latency_s", "latency_s", "gateway"),
-        *("redis", "simulator", "chaos", "machine", "versions", "config"),
+        *("redis", "simulator", "wires", "chaos", "machine", "versions", "config"),
     }
     assert set(told["samples"]) >= {"requested", "completed", "failed", "wrong", "resubmitted"}
     assert set(told["gateway"]) >= {

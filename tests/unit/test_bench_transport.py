@@ -16,6 +16,7 @@ from gateway.bench.transport import (
     Target,
     parse_target,
 )
+from gateway.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -73,6 +74,7 @@ async def test_a_reply_is_the_same_however_its_bytes_arrive(piece_bytes: int) ->
             reply = await pool.send(REQUEST, 5.0)
             assert (reply.status, reply.body, reply.content_type) == (200, b"hello", "application/json")
         assert pool.connections_opened == 1
+        assert pool.traffic == Traffic(2 * len(REQUEST), 2 * len(REPLY))
 
 
 async def test_a_reply_without_a_positive_length_says_so() -> None:
