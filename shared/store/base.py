@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shared.core.lifecycle import State
     from shared.core.model import SampleKey
     from shared.core.record import Claim, Header, Record
+    from shared.core.upstream_list import UpstreamList
 
 
 class StoreError(GatewayError):
@@ -278,6 +279,24 @@ class Store(Protocol):
 
     async def broadcast(self, message: bytes) -> None:
         """Tell every worker now; not kept."""
+        ...
+
+    # -- what the workers agree on ------------------------------------------------------------------------------
+
+    async def read_upstreams(self) -> UpstreamList | None:
+        """The published list; None when there is none, or it was lost."""
+        ...
+
+    async def offer_upstreams(self, offered: UpstreamList) -> UpstreamList:
+        """Keep the later of this list and the one that is there, by version; returns the one that is there then."""
+        ...
+
+    async def take_lock(self, name: str, holder: str, *, ttl_s: float) -> bool:
+        """True when `holder` has the lock from now on for `ttl_s`; taking what one holds begins that time anew."""
+        ...
+
+    async def release_lock(self, name: str, holder: str) -> None:
+        """Let others take it; of a lock that somebody else has by now, nothing."""
         ...
 
     # -- the rest -----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from shared.core import upstream_list
 from shared.core.lifecycle import State
 from shared.core.record import BadRecord, unpack_header
 from shared.store.base import LogEntry, LogPage, SessionState, StoreInfo, StoreRefused
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from shared.core.model import SampleKey
     from shared.core.record import Header
+    from shared.core.upstream_list import UpstreamList
 
 SEQ_BITS: Final = 32
 _OLDEST_REDIS: Final = (7, 0)
@@ -30,6 +32,14 @@ def header_of(data: bytes) -> Header:
     try:
         return unpack_header(data)
     except BadRecord as error:
+        raise StoreRefused(str(error)) from error
+
+
+def upstreams(data: bytes) -> UpstreamList:
+    """Raises `StoreRefused` for what no gateway wrote."""
+    try:
+        return upstream_list.unpack(data)
+    except ValueError as error:
         raise StoreRefused(str(error)) from error
 
 

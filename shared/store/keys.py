@@ -49,6 +49,13 @@ class Keys:
     def clones(self, session_key: str) -> str:
         return f"{self.prefix}:c:{{{session_key}}}"
 
+    @property
+    def upstreams(self) -> str:
+        return f"{self.prefix}:u"
+
+    def lock(self, name: str) -> str:
+        return f"{self.prefix}:k:{name}"
+
     # -- channels
 
     @property

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shared.clock import ManualClock
     from shared.core.model import SampleKey
     from shared.core.record import Claim
+    from shared.core.upstream_list import UpstreamList
     from shared.store.base import StoreListener
 
 _SEQ_BITS = 32
@@ -58,6 +59,8 @@ class MemoryServer:
     inboxes: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     sessions: dict[str, SessionInfo] = field(default_factory=dict)
     clones: set[tuple[str, int]] = field(default_factory=set)
+    upstreams: UpstreamList | None = None
+    locks: dict[str, tuple[str, float]] = field(default_factory=dict)  # (holder, until)
     stores: list[MemoryStore] = field(default_factory=list)
     restarted_s: float | None = None
 
@@ -67,6 +70,8 @@ class MemoryServer:
             container.clear()
         self.instances.clear()
         self.clones.clear()
+        self.locks.clear()
+        self.upstreams = None
         self.restarted_s = self.clock.monotonic_s()
 
 
@@ -329,6 +334,35 @@ class MemoryStore:
         for store in self._server.stores:
             if store._listener is not None and owner in (None, store._owner):
                 store._listener.on_control(message)
+
+    # -- what the workers agree on
+
+    async def read_upstreams(self) -> UpstreamList | None:
+        await self._enter()
+        return self._server.upstreams
+
+    async def offer_upstreams(self, offered: UpstreamList) -> UpstreamList:
+        await self._enter()
+        kept = self._server.upstreams
+        if kept is None or kept.version < offered.version:
+            kept = self._server.upstreams = offered
+        self._leave()
+        return kept
+
+    async def take_lock(self, name: str, holder: str, *, ttl_s: float) -> bool:
+        await self._enter()
+        held_by, until_s = self._server.locks.get(name, ("", 0.0))
+        now_s = self._clock.monotonic_s()
+        taken = held_by == holder or until_s <= now_s
+        if taken:
+            self._server.locks[name] = (holder, now_s + ttl_s)
+        self._leave()
+        return taken
+
+    async def release_lock(self, name: str, holder: str) -> None:
+        await self._enter()
+        if self._server.locks.get(name, ("", 0.0))[0] == holder:
+            del self._server.locks[name]
 
     # -- the rest
 

@@ -224,3 +224,31 @@ redis.call(ARGV[4], ARGV[1], ARGV[2])
 return 0
 """
 )
+
+# KEYS list; ARGV list, which begins with its version. The list that is there then.
+OFFER_UPSTREAMS: Final = Script(
+    EVEN_WHEN_FULL
+    + """
+local found = redis.call('GET', KEYS[1])
+if found and tonumber(string.match(found, '^%d+')) >= tonumber(string.match(ARGV[1], '^%d+')) then return found end
+redis.call('SET', KEYS[1], ARGV[1])
+return ARGV[1]
+"""
+)
+
+# KEYS lock; ARGV holder, ttl_ms. 1 when the holder has it.
+TAKE_LOCK: Final = Script(
+    EVEN_WHEN_FULL
+    + """
+local held = redis.call('GET', KEYS[1])
+if held and held ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+)
+
+# KEYS lock; ARGV holder.
+RELEASE_LOCK: Final = Script("""
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 0
+""")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from shared.core import upstream_list
 from shared.core.record import ACKNOWLEDGED, HANDED_OVER, HEADER_BYTES, PAUSED, UNDELIVERED, BadRecord, unpack
 from shared.store import forms, scripts
 from shared.store.base import SessionInfo, StoreRefused
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from shared.core.model import SampleKey
     from shared.core.record import Claim, Header, Record
+    from shared.core.upstream_list import UpstreamList
     from shared.store.base import LogPage
     from shared.store.connection import Argument
     from shared.store.lines import Script
@@ -151,6 +153,22 @@ class ServedStore:
 
     async def broadcast(self, message: bytes) -> None:
         await self._line.call(self._publish, self._keys.control_all, message)
+
+    # -- what the workers agree on ------------------------------------------------------------------------------
+
+    async def read_upstreams(self) -> UpstreamList | None:
+        data = await self._line.call("GET", self._keys.upstreams)
+        return forms.upstreams(data) if data is not None else None
+
+    async def offer_upstreams(self, offered: UpstreamList) -> UpstreamList:
+        data = upstream_list.pack(offered)
+        return forms.upstreams(await self._line.run(scripts.OFFER_UPSTREAMS, [self._keys.upstreams], data))
+
+    async def take_lock(self, name: str, holder: str, *, ttl_s: float) -> bool:
+        return bool(await self._line.run(scripts.TAKE_LOCK, [self._keys.lock(name)], holder, forms.ms(ttl_s)))
+
+    async def release_lock(self, name: str, holder: str) -> None:
+        await self._line.run(scripts.RELEASE_LOCK, [self._keys.lock(name)], holder)
 
     def _epoch(self) -> int:
         return self._rng.randrange(1, _EPOCHS)

@@ -81,9 +81,25 @@ class Bench:
                 if f"gw:s:{key.session_key}:{key.seq_id}" == name:
                     return stored.expires_s - self.clock.monotonic_s() if stored.expires_s is not None else -1
             return -2
-        reply = self.redis.command("PTTL", name)
-        left_ms = int(reply[1:].strip())
+        return self._redis_ttl_s(name)
+
+    def _redis_ttl_s(self, name: str) -> float:
+        assert self.redis is not None
+        left_ms = int(self.redis.command("PTTL", name)[1:].strip())
         return left_ms / 1000 if left_ms >= 0 else left_ms
+
+    def lock_ttl_s(self, name: str) -> float:
+        """For how long a lock is held from now on."""
+        if self.redis is None:
+            return self.memory.locks[name][1] - self.clock.monotonic_s()
+        return self._redis_ttl_s(f"gw:k:{name}")
+
+    def let_lock_lapse(self, name: str) -> None:
+        """As if its holder had been silent for as long as it took the lock for."""
+        if self.redis is None:
+            del self.memory.locks[name]
+        else:
+            assert self.redis.command("DEL", f"gw:k:{name}") == b":1\r\n"
 
     def forget(self, name: str) -> None:
         """Let a sample's record or a log expire now."""

@@ -11,6 +11,7 @@ import pytest
 from shared.core.lifecycle import SETTLED, SETTLING, State, allows
 from shared.core.model import SampleKey
 from shared.core.record import Claim, Header
+from shared.core.upstream_list import UpstreamList
 from shared.store.base import LogEntry, SessionState, Settled
 from shared.store.reaping import reap
 from tests.contract.conftest import Heard
@@ -551,6 +552,64 @@ async def test_a_control_message_is_heard_and_left(bench: Bench) -> None:
     await other.until(lambda heard: heard.controls == [b"for all"])
     assert await alice.take_inbox(ALICE) == [b"for alice"]
     assert await alice.take_inbox(ALICE) == []
+
+
+# -- what the workers agree on ----------------------------------------------------------------------------------
+
+
+async def test_without_a_published_list_there_is_none(bench: Bench) -> None:
+    assert await (await bench.store(ALICE)).read_upstreams() is None
+
+
+async def test_the_latest_list_of_upstreams_is_kept(bench: Bench) -> None:
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    first, second = UpstreamList(NOW_MS, ("http://a:1", "http://b:1/x y")), UpstreamList(NOW_MS + 1, ())
+    assert await alice.offer_upstreams(first) == first
+    assert await bob.read_upstreams() == first
+    assert await bob.offer_upstreams(second) == second
+    assert await alice.offer_upstreams(first) == second
+    assert await alice.offer_upstreams(UpstreamList(second.version, ("http://late",))) == second
+    assert await alice.read_upstreams() == second
+
+
+async def test_fifty_lists_race_and_the_latest_wins(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    lists = [UpstreamList(NOW_MS + number, (f"http://{number}",)) for number in range(50)]
+    await asyncio.gather(*(store.offer_upstreams(offered) for offered in reversed(lists)))
+    assert await store.read_upstreams() == lists[-1]
+
+
+async def test_a_lock_has_one_holder(bench: Bench) -> None:
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    assert await alice.take_lock("load", ALICE, ttl_s=60)
+    assert await alice.take_lock("load", ALICE, ttl_s=60)
+    assert not await bob.take_lock("load", BOB, ttl_s=60)
+    assert await bob.take_lock("other", BOB, ttl_s=60)
+    await bob.release_lock("load", BOB)
+    assert not await bob.take_lock("load", BOB, ttl_s=60)
+    await alice.release_lock("load", ALICE)
+    assert await bob.take_lock("load", BOB, ttl_s=60)
+
+
+async def test_of_fifty_that_want_a_lock_one_gets_it(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    taken = await asyncio.gather(*(store.take_lock("load", f"owner-{number}", ttl_s=60) for number in range(50)))
+    assert sum(taken) == 1
+
+
+async def test_a_lock_whose_holder_died_is_taken_by_another(bench: Bench) -> None:
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    assert await alice.take_lock("load", ALICE, ttl_s=60)
+    bench.let_lock_lapse("load")
+    assert await bob.take_lock("load", BOB, ttl_s=60)
+    await alice.release_lock("load", ALICE)
+    assert not await alice.take_lock("load", ALICE, ttl_s=60)
+
+
+async def test_a_lock_lasts_as_long_as_it_was_taken_for(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    await store.take_lock("load", ALICE, ttl_s=60)
+    assert 55 < bench.lock_ttl_s("load") <= 60
 
 
 async def test_info_and_ping(bench: Bench) -> None:

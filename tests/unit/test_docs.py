@@ -271,6 +271,8 @@ def test_keys_of_the_store_are_documented() -> None:
         keys.inbox("OWNER"),
         keys.session("SESSION"),
         keys.clones("K"),
+        keys.upstreams,
+        keys.lock("NAME"),
         keys.announcement("K"),
         keys.control("OWNER"),
         keys.control_all,
