@@ -251,10 +251,10 @@ async def test_addresses_and_repeated_samples_are_counted(bench: Bench) -> None:
 
 async def test_the_bytes_of_all_connections_are_counted(bench: Bench) -> None:
     first, second = await bench.client(), await bench.client()
-    await first.completion()
+    await first.completion(seed=7)
     before = bench.simulator.stats()
-    await second.completion()
-    await second.completion()
+    await second.completion(seed=7)
+    await second.completion(seed=7)
     after = bench.simulator.stats()
     one_each = before["received_bytes"], before["sent_bytes"]
     assert min(one_each) > 0
