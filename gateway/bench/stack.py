@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.bench.child import Child
 from gateway.bench.own_redis import OwnRedis
+from gateway.simulator.config import SimulatorConfig
 from shared.core.errors import StartError
 
 if TYPE_CHECKING:
@@ -98,6 +99,9 @@ def simulator_command(scenario: Scenario, port: int = 0) -> list[str]:
     command += ["--gen-seconds", f"{scenario.gen_seconds:g}"]
     if scenario.max_num_seqs is not None:
         command += ["--max-num-seqs", str(scenario.max_num_seqs)]
+    context_tokens = scenario.prompt_tokens + scenario.max_tokens
+    if context_tokens > SimulatorConfig().max_model_len:
+        command += ["--max-model-len", str(context_tokens)]
     return command
 
 

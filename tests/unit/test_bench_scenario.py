@@ -84,6 +84,12 @@ def test_commands_pass_on_what_the_scenario_says() -> None:
     assert gateway[gateway.index("--workers") + 1] == "3"
 
 
+def test_the_simulated_context_grows_with_what_is_asked_for() -> None:
+    assert "--max-model-len" not in simulator_command(resolve(None, {}))
+    command = simulator_command(resolve(None, {"prompt_tokens": 100, "max_tokens": 262_144}))
+    assert command[command.index("--max-model-len") + 1] == "262244"
+
+
 def test_the_admin_address_is_found_in_the_ready_line() -> None:
     line = (
         "gateway: http://127.0.0.1:8000, 2 workers, results in redis; admin http://127.0.0.1:8001/; TINKER_BASE_URL=x"

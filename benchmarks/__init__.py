@@ -1,0 +1,1 @@
+"""What things cost. `python benchmarks/run.py` runs all of it; docs/performance.md has the figures."""

@@ -1,0 +1,24 @@
+"""Forwarding with httpx, without a limit of connections: what a small server in front of vLLM starts with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class HttpxForwarder:
+    def __init__(self) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0)
+        self._client = httpx.AsyncClient(limits=limits, timeout=None, trust_env=False)
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        """The body of a 200. Raises `httpx.HTTPError`."""
+        reply = await self._client.post(url, content=body, headers={**headers, "Content-Type": "application/json"})
+        return reply.raise_for_status().content
+
+    async def close(self) -> None:
+        await self._client.aclose()

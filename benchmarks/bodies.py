@@ -1,0 +1,43 @@
+"""Bodies of the sizes that are measured: requests as the SDK sends them, replies in the shape of a recorded one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.bench import sdk_requests
+from gateway.bench.workload import Workload, sample
+from tests.vllm_recordings import large_body
+
+SESSION_ID = "gwss-benchmark"
+
+
+def asample_body(prompt_tokens: int, max_tokens: int = 64) -> bytes:
+    """As the SDK writes it."""
+    workload = Workload(seed=1, model="sim/tiny", prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+    return sdk_requests.asample_body(workload, sample(workload, 0), SESSION_ID, 1)
+
+
+def reply_body(tokens: int) -> bytes:
+    """A reply of `tokens` tokens: the recorded one of 16,000, cut or repeated, every field and number format kept."""
+    reply = json.loads(large_body())
+    choice, usage = reply["choices"][0], reply["usage"]
+    recorded = len(choice["token_ids"])
+    pieces = [min(recorded, tokens - start) for start in range(0, tokens, recorded)]
+    scored = choice["logprobs"]
+    for name in ("token_logprobs", "tokens", "top_logprobs"):
+        scored[name] = _repeated(scored[name], pieces)
+    step = scored["text_offset"][-1] + 12
+    scored["text_offset"] = [
+        offset + step * number for number, piece in enumerate(pieces) for offset in scored["text_offset"][:piece]
+    ]
+    text = choice["text"]
+    choice["text"] = "".join(text[: len(text) * piece // recorded] for piece in pieces)
+    choice["token_ids"] = _repeated(choice["token_ids"], pieces)
+    usage["completion_tokens"] = tokens
+    usage["total_tokens"] = tokens + usage["prompt_tokens"]
+    return json.dumps(reply, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _repeated(values: list[Any], pieces: list[int]) -> list[Any]:
+    return [value for piece in pieces for value in values[:piece]]

@@ -1,0 +1,1 @@
+"""Whole samples: rows of the table of targets, each one run of `gateway bench`."""

@@ -1,0 +1,1 @@
+"""Parts of a sample in this process: its CPU per call, beside that of a baseline."""

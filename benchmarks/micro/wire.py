@@ -1,0 +1,114 @@
+"""Translating: requests on their way up, replies on their way down."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import orjson
+
+from benchmarks import bodies
+from benchmarks.baselines import json_lists
+from benchmarks.turns import Case, Contender, Figure, Findings, Plan, WrongResult, each_time, measure
+from shared.core.faults import Fault
+from shared.core.model import SampleSpec, SamplingParams
+from shared.wire import proto, vllm
+from shared.wire.tinker_sample import decode_sample
+
+if TYPE_CHECKING:
+    from shared.core.result import SampleResult
+
+MODEL = "sim/tiny"
+CONTEXT_TOKENS = 2**20
+REPLY_TOKENS = (64, 16_384, 262_144)
+PROMPT_TOKENS = (128, 4_096, 32_768)
+_LIBRARIES = (("json", json.loads, json.dumps), ("orjson", orjson.loads, orjson.dumps))
+_SPEC = SampleSpec(b"10,11,12", 3, 1, SamplingParams())
+_CALL = vllm.UpstreamCall(b"", 1, False)
+
+
+async def decode(plan: Plan) -> Findings:
+    """A reply's body to packed sequences."""
+    figures: list[Figure] = []
+    for tokens in REPLY_TOKENS[: 2 if plan.quick else None]:
+        figures += await measure(decode_case(tokens, plan.calls(_calls(tokens))), plan.rounds)
+    return Findings(figures)
+
+
+async def encode(plan: Plan) -> Findings:
+    """Packed sequences to the SDK's protobuf; the baseline keeps lists and makes the SDK's JSON of them."""
+    figures: list[Figure] = []
+    for tokens in REPLY_TOKENS[: 2 if plan.quick else None]:
+        figures += await measure(encode_case(tokens, plan.calls(_calls(tokens))), plan.rounds)
+    return Findings(figures)
+
+
+async def request(plan: Plan) -> Findings:
+    """The SDK's request to the upstream's."""
+    figures: list[Figure] = []
+    for tokens in PROMPT_TOKENS:
+        figures += await measure(request_case(tokens, plan.calls(_calls(tokens))), plan.rounds)
+    return Findings(figures)
+
+
+def _calls(tokens: int) -> int:
+    """As many as take some tenths of a second."""
+    return max(3, min(2_000, 1_000_000 // tokens))
+
+
+def decode_case(tokens: int, calls: int) -> Case:
+    body = bodies.reply_body(tokens)
+    baselines = []
+    for name, loads, _ in _LIBRARIES:
+        way = partial(json_lists.decode_reply, body, loads)
+        _require_same(_decoded(body), way())
+        baselines.append(Contender(f"{name}, lists", each_time(way)))
+    ours = Contender("gateway", each_time(partial(_decoded, body)))
+    return Case(f"decode {tokens:,} tokens ({len(body):,} bytes)", calls, [ours, *baselines])
+
+
+def encode_case(tokens: int, calls: int) -> Case:
+    body = bodies.reply_body(tokens)
+    result, lists = _decoded(body), json_lists.decode_reply(body, orjson.loads)
+    if proto.decode_sample_response(proto.encode_sample_response(result)) != result:
+        raise WrongResult("the encoded result reads as another one")
+    ours = Contender("gateway", each_time(partial(proto.encode_sample_response, result)))
+    baselines = [
+        Contender(f"{name}, lists", each_time(partial(json_lists.encode_result, lists, dumps)))
+        for name, _, dumps in _LIBRARIES
+    ]
+    return Case(f"encode {tokens:,} tokens", calls, [ours, *baselines])
+
+
+def request_case(tokens: int, calls: int) -> Case:
+    body = bodies.asample_body(tokens)
+    asked = json.loads(_built(body))
+    baselines = []
+    for name, loads, dumps in _LIBRARIES:
+        way = partial(json_lists.build_request, body, MODEL, loads, dumps)
+        if not (theirs := json.loads(way())).items() <= asked.items():
+            raise WrongResult(f"{name} asks for {theirs}, the gateway for {asked}")
+        baselines.append(Contender(f"{name}, lists", each_time(way)))
+    ours = Contender("gateway", each_time(partial(_built, body)))
+    return Case(f"request of {tokens:,} prompt tokens", calls, [ours, *baselines])
+
+
+def _decoded(body: bytes) -> SampleResult:
+    reply = vllm.decode_reply(_CALL, _SPEC, body)
+    if isinstance(reply, Fault):
+        raise WrongResult(f"the reply is not read: {reply.message}")
+    return vllm.combine(_SPEC, [reply])
+
+
+def _built(body: bytes) -> bytes:
+    (call,) = vllm.plan_calls(decode_sample(body).spec, MODEL, CONTEXT_TOKENS)
+    return call.body
+
+
+def _require_same(result: SampleResult, sequences: list[json_lists.Sequence]) -> None:
+    for ours, theirs in zip(result.sequences, sequences, strict=True):
+        same_tokens = ours.tokens == np.asarray(theirs.tokens, "<i4").tobytes()
+        if not same_tokens or ours.logprobs != np.asarray(theirs.logprobs, "<f4").tobytes():
+            raise WrongResult("two ways to read one reply disagree")

@@ -1,0 +1,112 @@
+"""What the gateway costs: parts of a sample beside a baseline each, and whole samples beside their targets.
+
+    python benchmarks/run.py [--only micro|macro|NAME ...] [--quick] [--rounds N] [--out results.json]
+
+Costs are CPU seconds, not wall time: other processes on the machine then matter least. In the micro part the ways of
+doing a thing take turns, and a ratio is the median of the rounds' own ratios. The macro part runs `gateway bench`,
+which compares every token of every sample; a row that is run several times tells the least and the median.
+
+Exit code 1 when a result is wrong. `--quick` is a look at whether everything works: its figures say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import uvloop
+
+from benchmarks.macro import bench_runs
+from benchmarks.macro.rows import ROWS, TARGETS
+from benchmarks.micro import forward, serving, store, wire
+from benchmarks.tables import as_document, figures_table
+from benchmarks.turns import Findings, Plan, WrongResult
+from gateway.bench import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+MICRO: dict[str, Callable[[Plan], Coroutine[None, None, Findings]]] = {
+    "decode": wire.decode,
+    "encode": wire.encode,
+    "request": wire.request,
+    "store": store.store,
+    "forward": forward.forward,
+    "serving": serving.serving,
+}
+MACRO = {row.name: row for row in ROWS}
+MICRO_ROUNDS, MACRO_ROUNDS, QUICK_ROUNDS = 7, 3, 2
+# As in a worker, for the gateway's way and the baselines alike.
+GC_EVERY_OBJECTS = 50_000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    document: dict[str, Any] = {"machine": msgspec.to_builtins(procfs.machine()), "quick": options.quick}
+    say(f"{document['machine']}")
+    try:
+        if names := chosen(options.only, "micro", MICRO):
+            document["micro"] = run_micro(names, options)
+        if names := chosen(options.only, "macro", MACRO):
+            document["macro"] = run_macro(names, options)
+    except WrongResult as error:
+        say(f"WRONG: {error}")
+        return 1
+    if options.out is not None:
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ["micro", "macro", *MICRO, *MACRO]
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--quick", action="store_true", help="a few calls and small runs, in a minute or two")
+    parser.add_argument(
+        "--rounds", type=int, help=f"default: {MICRO_ROUNDS} of the micro part, {MACRO_ROUNDS} of the macro part"
+    )
+    parser.add_argument("--out", type=Path, help="write everything here too, as JSON")
+    return parser.parse_args(arguments)
+
+
+def chosen(only: Sequence[str] | None, part: str, names: Sequence[str] | dict[str, Any]) -> list[str]:
+    """Of `names`, those that were asked for; all of them when the part was, or nothing was."""
+    if not only or part in only:
+        return list(names)
+    return [name for name in names if name in only]
+
+
+def run_micro(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    plan = Plan(options.rounds or (QUICK_ROUNDS if options.quick else MICRO_ROUNDS), options.quick)
+    gc.freeze()
+    gc.set_threshold(GC_EVERY_OBJECTS, 20, 50)
+    findings: dict[str, Findings] = {}
+    for name in names:
+        say(f"\n{name}: {plan.rounds} rounds")
+        findings[name] = uvloop.run(MICRO[name](plan))
+        say(figures_table(findings[name].figures))
+        for note in findings[name].notes:
+            say(note)
+    return as_document(findings)
+
+
+def run_macro(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    rounds = options.rounds or (1 if options.quick else MACRO_ROUNDS)
+    reports = bench_runs.run_rows([MACRO[name] for name in names], rounds, quick=options.quick, say=say)
+    say("\n" + bench_runs.targets_table(TARGETS, reports))
+    say("\n" + bench_runs.details_table(reports))
+    return reports
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

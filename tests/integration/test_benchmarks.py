@@ -1,0 +1,63 @@
+"""The benchmarks that need servers and processes, in the least size: that they measure what they say."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks import run
+from benchmarks.macro import bench_runs
+from benchmarks.macro.rows import Row
+from benchmarks.micro import forward, serving, store
+from benchmarks.turns import Plan, WrongResult
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ONCE = Plan(rounds=1, quick=True)
+
+
+async def test_store_beside_redis_py() -> None:
+    found = await store.store(ONCE)
+    assert [figure.contender for figure in found.figures] == [
+        "gateway",
+        "redis-py, a call per command",
+        "gateway",
+        "gateway",
+    ]
+    assert len(found.notes) == 3
+
+
+async def test_forward_beside_httpx_where_it_is_installed() -> None:
+    found = await forward.forward(ONCE)
+    assert len(found.figures) + len(found.notes) == 2
+    assert found.figures[0].contender == "gateway"
+
+
+async def test_serving_beside_the_defaults() -> None:
+    found = await serving.serving(ONCE)
+    assert [figure.calls for figure in found.figures] == [ONCE.calls(serving.REQUESTS)] * 2
+
+
+async def test_a_reply_that_ends_elsewhere_is_wrong() -> None:
+    with pytest.raises(WrongResult, match="ends with"):
+        forward.require_result(b'{"choices":[]')
+
+
+def test_a_run_of_gateway_bench_and_one_that_fails() -> None:
+    report = bench_runs.run_row(Row("small", concurrency=4, samples=8))
+    assert report["samples"]["completed"] == 8
+    assert report["wires"]["redis"]["received_bytes"] > 0
+    with pytest.raises(WrongResult, match="ended with"):
+        bench_runs.run_row(Row("impossible", concurrency=4, samples=8, workers=0))
+
+
+def test_the_script_writes_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.json"
+    assert run.main(["--only", "encode", "--quick", "--rounds", "1", "--out", str(path)]) == 0
+    document = json.loads(path.read_text())
+    assert document["quick"] is True
+    assert {figure["contender"] for figure in document["micro"]["encode"]["figures"]} >= {"gateway"}
+    assert "encode 64 tokens" in capsys.readouterr().out
