@@ -25,8 +25,9 @@ from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
-    from benchmarks.baselines.redis_commands import RedisCommands
     from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from benchmarks.baselines.redis_commands import RedisCommands
 
     OneSample = Callable[[int], Awaitable[None]]
 
