@@ -80,8 +80,8 @@ def _flag(section: str, name: str, parse: Callable[[str], Any], metavar: str, de
     return Flag(name, parse, metavar, default, help_, section)
 
 
-def _switch(section: str, name: str, help_: str) -> Flag:
-    return Flag(name, q.switch, "", "off", help_, section, is_switch=True)
+def _switch(section: str, name: str, help_: str, default: str = "off") -> Flag:
+    return Flag(name, q.switch, "", default, help_, section, is_switch=True)
 
 
 def _repeatable(section: str, name: str, parse: Callable[[str], Any], metavar: str, default: str, help_: str) -> Flag:
@@ -362,6 +362,12 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "SECONDS",
         "60",
         "On SIGTERM, how long running samples may take to end before they are given up.",
+    ),
+    _switch(
+        _OPERATE,
+        "warm-spare",
+        "Keep one more process, with everything imported, to take the place of a worker that dies. A worker's memory.",
+        "on",
     ),
     _flag(
         _OPERATE,

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
+from gateway import actions
 from gateway import fleet as fleets
 from gateway.admin.accumulator import Accumulator
 from gateway.admin.app import admin_app, admin_server
-from gateway.admin.view import SlotView, View
+from gateway.admin.view import SlotView, SpareView, View
 from gateway.machine import Usage, usage
+from gateway.reread import for_running_gateway, roll_deadline_s
 from gateway.urls import redacted
 from gateway.worker_process import WorkerProcess, spawn
-from shared.channel import Drain, Failed, Ready, Reload, Status, ToSupervisor
+from shared.channel import Drain, Failed, Ready, Reload, Status, ToSupervisor, Warm
 from shared.config import WorkerConfig
 from shared.core.errors import ConfigError
 
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
     from gateway.backing import Backing
     from gateway.listeners import Listeners
+    from gateway.slots import Process, Slot
     from shared.config import Settings
 
-    Event = Callable[[float], list[fleets.Action]]
+    Event = Callable[[float], list[actions.Action]]
 
 log = logging.getLogger("gateway.supervisor")
 
@@ -75,24 +76,26 @@ class Supervisor:
             settings.workers,
             drain_timeout_s=settings.drain_timeout_s,
             roll_deadline_s=roll_deadline_s(settings),
+            warm_spare=settings.warm_spare,
         )
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._processes: dict[int, WorkerProcess] = {}
         self._accumulator = Accumulator()
         self._reaping: set[asyncio.Task[None]] = set()
-        self._halt: fleets.Halt | None = None
+        self._halt: actions.Halt | None = None
         self._released = False
         self._started_at_s = time.time()
         self._loop_lag_s = 0.0
         self._admin = admin_server(admin_app(self, settings.admin_key))
         self._acts: dict[type, Callable[..., None]] = {
-            fleets.SendDrain: self._send_drain,
-            fleets.Abort: lambda action: self._signal(action.serial, signal.SIGABRT),
-            fleets.Kill: lambda action: self._signal(action.serial, signal.SIGKILL),
-            fleets.Steer: lambda action: self._means.listeners.steer(action.slots),
-            fleets.Announce: self._announce,
-            fleets.Halt: self._stop,
-            fleets.Note: _note,
+            actions.Promote: self._promote,
+            actions.SendDrain: self._send_drain,
+            actions.Abort: lambda action: self._signal(action.serial, signal.SIGABRT),
+            actions.Kill: lambda action: self._signal(action.serial, signal.SIGKILL),
+            actions.Steer: lambda action: self._means.listeners.steer(action.slots),
+            actions.Announce: self._announce,
+            actions.Halt: self._stop,
+            actions.Note: _note,
         }
 
     # -- the loop -----------------------------------------------------------------------------------------------
@@ -116,7 +119,7 @@ class Supervisor:
         self._log_farewell(halt)
         return halt.code
 
-    async def _obey(self) -> fleets.Halt:
+    async def _obey(self) -> actions.Halt:
         self._events.put_nowait(self._fleet.start)
         while self._halt is None:
             event = await self._events.get()
@@ -124,8 +127,8 @@ class Supervisor:
                 await self._act(action)
         return self._halt
 
-    async def _act(self, action: fleets.Action) -> None:
-        if isinstance(action, fleets.Spawn):
+    async def _act(self, action: actions.Action) -> None:
+        if isinstance(action, actions.Spawn | actions.SpawnSpare):
             await self._spawn(action)
         else:
             self._acts[type(action)](action)
@@ -153,6 +156,8 @@ class Supervisor:
         if isinstance(message, Status):
             self._accumulator.update(serial, message.counters)
             self._events.put_nowait(partial(self._fleet.heard, serial))
+        elif isinstance(message, Warm):
+            self._events.put_nowait(partial(self._fleet.warm, serial))
         elif isinstance(message, Ready):
             self._events.put_nowait(partial(self._fleet.ready, serial))
         elif isinstance(message, Failed):
@@ -161,17 +166,19 @@ class Supervisor:
     def on_exit(self, serial: int, code: int) -> None:
         self._events.put_nowait(partial(self._bury, serial, code))
 
-    def _bury(self, serial: int, code: int, now: float) -> list[fleets.Action]:
+    def _bury(self, serial: int, code: int, now: float) -> list[actions.Action]:
         process = self._processes.pop(serial)
         level = logging.INFO if self._fleet.halting or code == 0 else logging.WARNING
-        log.log(level, "a worker has ended", extra={"slot": process.config.slot, "pid": process.pid, "code": code})
+        slot = process.config.slot if process.config is not None else "spare"
+        log.log(level, "a worker has ended", extra={"slot": slot, "pid": process.pid, "code": code})
         self._accumulator.forget(serial)
-        task = asyncio.get_running_loop().create_task(self._reap(process.config))
-        self._reaping.add(task)
-        task.add_done_callback(self._reaping.discard)
+        if process.config is not None:
+            task = asyncio.get_running_loop().create_task(self._reap(process.config))
+            self._reaping.add(task)
+            task.add_done_callback(self._reaping.discard)
         return self._fleet.exited(serial, now)
 
-    def _hang_up(self, now: float) -> list[fleets.Action]:
+    def _hang_up(self, now: float) -> list[actions.Action]:
         try:
             self._take_settings()
         except ConfigError as error:
@@ -180,28 +187,42 @@ class Supervisor:
         return self._fleet.roll(now)
 
     def _take_settings(self) -> None:
-        # The sockets and the number of slots are what they are; everything else goes to the new workers.
-        new = self._means.reread()
-        fixed = {name: getattr(self.settings, name) for name in _FIXED_AT_START}
-        self.settings = msgspec.structs.replace(new, **fixed)
-        for process in self._processes.values():  # at once, since a roll takes as long as its longest sample
+        self.settings = for_running_gateway(self._means.reread(), self.settings)
+        for process in self._workers():  # at once, since a roll takes as long as its longest sample
             process.send(Reload(self.settings))
         self._fleet.drain_timeout_s = self.settings.drain_timeout_s
         self._fleet.roll_deadline_s = roll_deadline_s(self.settings)
+        self._fleet.warm_spare = self.settings.warm_spare
 
     # -- what is done about it ----------------------------------------------------------------------------------
 
-    async def _spawn(self, action: fleets.Spawn) -> None:
-        config = self._worker_config(action.slot)
-        listening = self._means.listeners.sockets[action.slot]
+    async def _spawn(self, action: actions.Spawn | actions.SpawnSpare) -> None:
+        slot = action.slot if isinstance(action, actions.Spawn) else "spare"
         try:
-            process = await spawn(self._means.worker_command, action.serial, config, listening, self)
+            process = await spawn(self._means.worker_command, action.serial, self)
         except OSError as error:
-            log.error("a worker cannot be started", extra={"slot": action.slot, "reason": str(error)})
+            log.error("a worker cannot be started", extra={"slot": slot, "reason": str(error)})
             self._events.put_nowait(partial(self._fleet.exited, action.serial))
             return
         self._processes[action.serial] = process
-        log.info("a worker is starting", extra={"slot": action.slot, "pid": process.pid})
+        log.info("a worker is starting", extra={"slot": slot, "pid": process.pid})
+        if isinstance(action, actions.Spawn):
+            self._give_slot(process, action.slot)
+        else:
+            process.prepare()
+
+    def _promote(self, action: actions.Promote) -> None:
+        # One that has ended meanwhile is not given anything, and its end is on its way to the fleet.
+        if process := self._processes.get(action.serial):
+            log.info("the spare becomes a worker", extra={"slot": action.slot, "pid": process.pid})
+            self._give_slot(process, action.slot)
+
+    def _give_slot(self, process: WorkerProcess, slot: int) -> None:
+        process.start(self._worker_config(slot), self._means.listeners.sockets[slot])
+
+    def _workers(self) -> list[WorkerProcess]:
+        """All but the spare."""
+        return [process for process in self._processes.values() if process.config is not None]
 
     def _worker_config(self, slot: int) -> WorkerConfig:
         addresses = self.settings.source_ips
@@ -213,7 +234,7 @@ class Supervisor:
             redis_url=self._means.redis_url,
         )
 
-    def _send_drain(self, action: fleets.SendDrain) -> None:
+    def _send_drain(self, action: actions.SendDrain) -> None:
         if process := self._processes.get(action.serial):
             process.send(Drain(action.deadline_s, action.replaced))
 
@@ -221,18 +242,18 @@ class Supervisor:
         """The embedded Redis ends with us: drained workers answer polls until the last result has been fetched."""
         if self._released or not self._fleet.halting or self.settings.redis_url is not None:
             return
-        statuses = [process.status for process in self._processes.values()]
+        statuses = [process.status for process in self._workers()]
         drained = all(status and status.draining and not status.in_flight for status in statuses)
         if drained and unread_results(self._accumulator) == 0:
             self._released = True
-            for process in self._processes.values():
+            for process in self._workers():
                 process.send(Drain(0.0))
 
     def _signal(self, serial: int, number: signal.Signals) -> None:
         if process := self._processes.get(serial):
             process.kill(number)
 
-    def _announce(self, action: fleets.Announce) -> None:
+    def _announce(self, action: actions.Announce) -> None:
         self._means.on_ready()
         self._announced.set()
 
@@ -240,7 +261,7 @@ class Supervisor:
         await self._announced.wait()
         await self._means.watch_logprobs(self.settings, self.logprobs_scale)
 
-    def _stop(self, halt: fleets.Halt) -> None:
+    def _stop(self, halt: actions.Halt) -> None:
         self._halt = halt
 
     async def _reap(self, config: WorkerConfig) -> None:
@@ -270,9 +291,16 @@ class Supervisor:
             totals=dict(self._accumulator.totals),
             loop_lag_ms=self._loop_lag_s * 1000,
             logprobs_scale=dict(self.logprobs_scale),
+            spare=self._spare_view(self._fleet.spare),
         )
 
-    def _slot_view(self, slot: fleets.Slot) -> SlotView:
+    def _spare_view(self, spare: Process | None) -> SpareView | None:
+        process = self._processes.get(spare.serial) if spare is not None else None
+        if spare is None or process is None:
+            return None
+        return SpareView(spare.phase.value, process.pid, usage(process.pid))
+
+    def _slot_view(self, slot: Slot) -> SlotView:
         process = self._processes.get(slot.current.serial) if slot.current is not None else None
         addresses = self.settings.source_ips
         return SlotView(
@@ -298,24 +326,24 @@ class Supervisor:
         self._events.put_nowait(self._fleet.roll)
 
     def _account(self) -> None:
-        for serial, process in self._processes.items():
-            self._accumulator.update(serial, {"cpu_seconds": usage(process.pid).cpu_seconds})
+        for process in self._workers():
+            self._accumulator.update(process.serial, {"cpu_seconds": usage(process.pid).cpu_seconds})
 
-    def _terminate(self, now: float) -> list[fleets.Action]:
+    def _terminate(self, now: float) -> list[actions.Action]:
         if self._fleet.halting:
             log.warning("a second signal: the workers are killed")
         else:
             log.info("draining; a second signal stops at once", extra={"at_most_s": self.settings.drain_timeout_s})
         return self._fleet.terminate(now)
 
-    def _log_status(self, now: float) -> list[fleets.Action]:
+    def _log_status(self, now: float) -> list[actions.Action]:
         for slot in self.view().slots:
             in_flight = slot.status.in_flight if slot.status else 0
             fields = {"slot": slot.slot, "state": slot.state, "pid": slot.pid, "in_flight": in_flight}
             log.warning("status of a worker", extra={**fields, "restarts": slot.restarts})
         return []
 
-    def _log_farewell(self, halt: fleets.Halt) -> None:
+    def _log_farewell(self, halt: actions.Halt) -> None:
         if halt.reason:
             log.error("the gateway stops", extra={"reason": halt.reason, "code": halt.code})
             return
@@ -323,23 +351,6 @@ class Supervisor:
         if self.settings.redis_url is None and unread:
             log.warning("results that nobody fetched end with the embedded Redis", extra={"results": unread})
         log.info("the gateway has stopped")
-
-
-# Bound, opened or counted once; a roll cannot change them.
-_FIXED_AT_START: Final = (
-    "host",
-    "port",
-    "workers",
-    "source_ips",
-    "backlog",
-    "redis_url",
-    "redis_memory_bytes",
-    "key_prefix",
-    "admin_host",
-    "admin_port",
-    "admin_key",
-    "run_dir",
-)
 
 
 async def _guarded(work: Awaitable[None]) -> None:
@@ -357,12 +368,7 @@ def unread_results(accumulator: Accumulator) -> int:
     return max(count("completed") + count("failed") - gone, 0)
 
 
-def roll_deadline_s(settings: Settings) -> float:
-    """Longer than any sample can run: a roll waits for all of them."""
-    return settings.upstream_wait_s + settings.read_timeout_s * (1 + settings.max_reexecutions)
-
-
-def _note(note: fleets.Note) -> None:
+def _note(note: actions.Note) -> None:
     log.warning(note.message, extra={"slot": note.slot, "detail": note.detail} if note.detail else {"slot": note.slot})
 
 

@@ -1,4 +1,4 @@
-"""One worker process as the supervisor holds it: started with its socket and channel, heard, told, and buried.
+"""One worker process as the supervisor holds it: started with its channel, given a slot, heard, told, and buried.
 
 The end is reported once, when both the process has exited and its channel has been read to the end: a last message
 (`Failed`) must not be overtaken by the exit that follows it.
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from shared.channel import MAX_LINE_BYTES, Start, Status, ToSupervisor, ToWorker, decode_for_supervisor, encode
+from shared.channel import MAX_LINE_BYTES, Prepare, Start, Status, decode_for_supervisor, encode
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Sequence
     from typing import Protocol
 
+    from shared.channel import ToSupervisor, ToWorker
     from shared.config import WorkerConfig
 
     class Listener(Protocol):
@@ -37,14 +38,18 @@ _STDERR: Final = 2
 
 
 class WorkerProcess:
-    """`listener` is called on the event loop. `started_at_s` is wall time, for people."""
+    """`listener` is called on the event loop. `config`: None while it has no slot, which a spare has not.
 
-    def __init__(self, serial: int, config: WorkerConfig, popen: subprocess.Popen[bytes], listener: Listener) -> None:
+    `started_at_s` is wall time, for people: since when it has its slot.
+    """
+
+    def __init__(self, serial: int, popen: subprocess.Popen[bytes], sock: socket.socket, listener: Listener) -> None:
         self.serial = serial
-        self.config = config
+        self.config: WorkerConfig | None = None
         self.started_at_s = time.time()
         self.status: Status | None = None
         self._popen = popen
+        self._socket = sock
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._channel_open = True
@@ -53,6 +58,26 @@ class WorkerProcess:
     @property
     def pid(self) -> int:
         return self._popen.pid
+
+    def prepare(self) -> None:
+        self.send(Prepare())
+
+    def start(self, config: WorkerConfig, listening: socket.socket) -> None:
+        """Make it the worker of a slot."""
+        self.config, self.started_at_s = config, time.time()
+        if self._transport is None or self._transport.is_closing():
+            return
+        # A descriptor cannot go through the transport. Nothing but one short line was ever written to it, so this
+        # overtakes nothing, and the kernel's buffer has room for the first part at least.
+        line = encode(Start(config))
+        try:
+            sent = socket.send_fds(self._socket, [line], [listening.fileno()])
+        except OSError as error:
+            log.warning(
+                "a worker was gone when it was given its slot", extra={"slot": config.slot, "reason": str(error)}
+            )
+        else:
+            self._transport.write(line[sent:])
 
     def send(self, message: ToWorker) -> None:
         """A worker that is gone hears nothing, and its exit tells."""
@@ -72,7 +97,7 @@ class WorkerProcess:
         try:
             message = decode_for_supervisor(line)
         except msgspec.MsgspecError as error:
-            log.error("a worker sent what is not understood", extra={"slot": self.config.slot, "reason": str(error)})
+            log.error("a worker sent what is not understood", extra={"pid": self.pid, "reason": str(error)})
             return
         if isinstance(message, Status):
             self.status = message
@@ -116,30 +141,27 @@ class _Channel(asyncio.Protocol):
         self._process.channel_closed()
 
 
-async def spawn(
-    command: Sequence[str], serial: int, config: WorkerConfig, listening: socket.socket, listener: Listener
-) -> WorkerProcess:
-    """Start a worker on its slot's socket and hand it its configuration. Raises `OSError`."""
+async def spawn(command: Sequence[str], serial: int, listener: Listener) -> WorkerProcess:
+    """Start a process that has no slot yet. Raises `OSError`."""
     ours, theirs = socket.socketpair()
     try:
-        popen = _popen(command, listening.fileno(), theirs.fileno())
+        popen = _popen(command, theirs.fileno())
     except OSError:
         ours.close()
         raise
     finally:
         theirs.close()
-    process = WorkerProcess(serial, config, popen, listener)
+    process = WorkerProcess(serial, popen, ours, listener)
     loop = asyncio.get_running_loop()
     _watch_exit(loop, process)
     await loop.create_connection(lambda: _Channel(process), sock=ours)
-    process.send(Start(config))
     return process
 
 
-def _popen(command: Sequence[str], listen_fd: int, channel_fd: int) -> subprocess.Popen[bytes]:
+def _popen(command: Sequence[str], channel_fd: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [*command, "--listen-fd", str(listen_fd), "--channel-fd", str(channel_fd)],
-        pass_fds=(listen_fd, channel_fd),
+        [*command, "--channel-fd", str(channel_fd)],
+        pass_fds=(channel_fd,),
         stdin=subprocess.DEVNULL,
         # Standard output is for the start line only.
         stdout=_STDERR,

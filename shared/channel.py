@@ -1,7 +1,12 @@
 """What supervisor and worker say to each other, over one inherited UNIX socket pair, a JSON object per line.
 
-    supervisor -> worker   start (once, first), drain, reload
-    worker -> supervisor   ready, status (every second: it is also the heartbeat), failed
+    supervisor -> worker   prepare (a spare, first), start (once), drain, reload
+    worker -> supervisor   warm (a spare, every second), ready, status (every second: it is also the heartbeat), failed
+
+With `start` travels the slot's listening socket, as a descriptor (SCM_RIGHTS). A spare does not know its slot while it
+waits, and it must hold no other: a spare that inherited all listening sockets and was then stopped would keep the
+gateway's port taken after everybody else is gone. What is started cold gets its socket the same way, so that the two
+differ in nothing.
 
 The socket also tells of death: a worker that reads end-of-file has lost its supervisor and exits; a supervisor that
 reads it has lost the worker (and has the exit code from the process).
@@ -16,7 +21,13 @@ from shared.config import Settings, WorkerConfig
 STATUS_INTERVAL_S = 1.0
 
 
+class Prepare(msgspec.Struct, tag="prepare", frozen=True):
+    """Import everything, without haste, and wait for the start."""
+
+
 class Start(msgspec.Struct, tag="start", frozen=True):
+    """Serve; the slot's listening socket comes with the first byte."""
+
     config: WorkerConfig
 
 
@@ -36,6 +47,10 @@ class Reload(msgspec.Struct, tag="reload", frozen=True):
     """Keys and limits as re-read; what cannot change at run time is ignored."""
 
     settings: Settings
+
+
+class Warm(msgspec.Struct, tag="warm", frozen=True):
+    """Everything is imported."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
@@ -71,8 +86,8 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     message: str
 
 
-ToWorker = Start | Drain | Reload
-ToSupervisor = Ready | Status | Failed
+ToWorker = Prepare | Start | Drain | Reload
+ToSupervisor = Warm | Ready | Status | Failed
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 

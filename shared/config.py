@@ -70,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tls_cert: str | None = None
     tls_key: str | None = None
     drain_timeout_s: float = 60.0
+    warm_spare: bool = True
     log_format: str = "json"
     log_level: str = "info"
     access_log: bool = False

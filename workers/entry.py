@@ -1,8 +1,9 @@
-"""The first lines of a worker process: adopt the inherited descriptors, read the start message, run.
+"""The first lines of a worker process: adopt the channel, wait for the start, import the rest, run.
 
-    python -m workers.entry --listen-fd N --channel-fd M
+    python -m workers.entry --channel-fd N
 
-Only the supervisor starts this. Nothing secret is on the command line: the configuration comes over the channel.
+Only the supervisor starts this. Nothing secret is on the command line: the configuration comes over the channel, and
+with it the slot's listening socket. A spare is told first to prepare; from its start on it is a worker like any other.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-import uvloop
-
 from shared.log import configure_logging
-from workers.supervision import Supervision, read_start
-from workers.worker import Worker
+from workers.spare import warm_up
+from workers.supervision import read_start
 
 if TYPE_CHECKING:
     from shared.config import WorkerConfig
@@ -25,25 +24,24 @@ if TYPE_CHECKING:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="workers.entry", description="One gateway worker; started by the supervisor.")
-    parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--channel-fd", type=int, required=True)
     arguments = parser.parse_args()
     # Ctrl-C reaches the whole process group; only the supervisor's word counts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel_socket = socket.socket(fileno=arguments.channel_fd)
-    listener = socket.socket(fileno=arguments.listen_fd)
     try:
-        config = read_start(channel_socket).config
+        start, listener = read_start(channel_socket, warm_up)
     except EOFError:
         return 0
+    return _serve(start.config, listener, channel_socket)
+
+
+def _serve(config: WorkerConfig, listener: socket.socket, channel_socket: socket.socket) -> int:
     configure_logging(config.settings.log_format, config.settings.log_level, slot=config.slot)
-    return uvloop.run(_run(config, listener, channel_socket))
+    from workers.serving import serve  # here, since a spare has other ways to it
 
-
-async def _run(config: WorkerConfig, listener: socket.socket, channel_socket: socket.socket) -> int:
-    supervision = await Supervision.over(channel_socket)
-    return await Worker(config, listener, supervision).run()
+    return serve(config, listener, channel_socket)
 
 
 if __name__ == "__main__":

@@ -3,36 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import socket
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from shared import channel
 
 if TYPE_CHECKING:
-    import socket
+    from collections.abc import Callable
 
-    from shared.channel import Start, ToSupervisor, ToWorker
+    from shared.channel import ToSupervisor, ToWorker
 
 
-def read_start(sock: socket.socket) -> Start:
-    """The first line, before there is an event loop; reads not a byte of what follows it.
+# A configuration with some thousand keys; a longer one takes more turns.
+_CHUNK_BYTES: Final = 1 << 16
 
-    Raises `EOFError` when the supervisor is gone, `ValueError` on anything but a start.
+
+def read_start(sock: socket.socket, prepare: Callable[[socket.socket], None]) -> tuple[channel.Start, socket.socket]:
+    """The start and the slot's listening socket; before it, `prepare` when the supervisor says so.
+
+    There is no event loop yet. Raises `EOFError` when the supervisor is gone, `ValueError` on anything but a start.
     """
-    line = bytearray()
+    order, listener = _read_order(sock)
+    if isinstance(order, channel.Prepare):
+        prepare(sock)
+        order, listener = _read_order(sock)
+    if not isinstance(order, channel.Start) or listener is None:
+        raise ValueError(f"expected start and a socket, got {type(order).__name__} and {listener}")
+    return order, listener
+
+
+def _read_order(sock: socket.socket) -> tuple[channel.ToWorker, socket.socket | None]:
+    """One line, and the socket that came with its first byte; reads not a byte of what follows."""
+    first, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
+    listener = socket.socket(fileno=descriptors[0]) if descriptors else None
+    if listener is not None:
+        listener.set_inheritable(False)  # recv_fds takes no notice of MSG_CMSG_CLOEXEC
+    line = bytearray(first)
     while not line.endswith(b"\n"):
-        byte = sock.recv(1)
-        if not byte:
+        ahead = sock.recv(_CHUNK_BYTES, socket.MSG_PEEK)
+        if not ahead:
             raise EOFError("the supervisor closed the channel")
-        line += byte
+        line += sock.recv(ahead.find(b"\n") + 1 or len(ahead))
     try:
-        message = channel.decode_for_worker(bytes(line))
+        return channel.decode_for_worker(bytes(line)), listener
     except msgspec.MsgspecError as error:
         raise ValueError(f"not a control message: {error}") from error
-    if not isinstance(message, channel.Start):
-        raise ValueError(f"expected start, got {type(message).__name__}")
-    return message
 
 
 class Supervision:

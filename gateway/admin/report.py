@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gateway.admin.view import SlotView, View
+    from gateway.admin.view import SlotView, SpareView, View
     from shared.channel import Status, UpstreamStatus
 
 _SAMPLE_COUNTERS: Final = (
@@ -37,6 +37,7 @@ def status(view: View) -> dict[str, Any]:
             "loop_lag_ms": round(view.loop_lag_ms, 3),
         },
         "workers": [_worker(slot) for slot in view.slots],
+        "spare": _spare(view.spare),
         "redis": _redis(view),
         "upstreams": upstreams(view),
         "samples": {name: int(view.totals.get(name, 0)) for name in _SAMPLE_COUNTERS},
@@ -64,6 +65,12 @@ def _worker(slot: SlotView) -> dict[str, Any]:
         "draining": slot.draining,
         "started_at": timestamp(slot.started_at_s) if slot.started_at_s is not None else None,
     }
+
+
+def _spare(spare: SpareView | None) -> dict[str, Any] | None:
+    if spare is None:
+        return None
+    return {"state": spare.state, "pid": spare.pid, "rss_bytes": spare.usage.rss_bytes}
 
 
 def _redis(view: View) -> dict[str, Any]:

@@ -32,8 +32,17 @@ class SlotView:
 
 
 @dataclass(frozen=True, slots=True)
+class SpareView:
+    """The process that waits for a slot; it serves nobody and is counted nowhere."""
+
+    state: str
+    pid: int
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class View:
-    """`redis` is None while it does not answer; its URL is without a password.
+    """`redis` is None while it does not answer; its URL is without a password. `spare`: None while there is none.
 
     `logprobs_scale`: by upstream, None where it is not known yet.
     """
@@ -49,6 +58,7 @@ class View:
     totals: Mapping[str, float]
     loop_lag_ms: float
     logprobs_scale: Mapping[str, bool | None] = field(default_factory=dict)
+    spare: SpareView | None = None
 
 
 class Controls(Protocol):

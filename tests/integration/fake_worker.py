@@ -10,6 +10,8 @@ It accepts on its socket and answers every connection with "<slot> <pid>\\n". Mi
     ignores-drain     stays for ever
     lingers           on drain, stays until told to drain again; its results are fetched half a second into the drain
     fails-second      fine in the first process of a slot, dies at start in every later one (FAKE_WORKER_DIR remembers)
+    spare-dies        fine, but a spare exits with 1 as soon as it is told to prepare
+    spare-hangs       fine, but a spare says that it is warm only once
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ def status(in_flight: int, served: int, delivered: int, *, draining: bool) -> ch
 
 
 class FakeWorker:
-    def __init__(self, listener: socket.socket, control: socket.socket, mode: str) -> None:
-        self.listener = listener
+    def __init__(self, control: socket.socket, mode: str) -> None:
+        self.listener: socket.socket | None = None
+        self.warm = False
         self.control = control
         self.mode = mode
         self.partial = b""
@@ -54,12 +57,14 @@ class FakeWorker:
             while self.stop_at is None or time.monotonic() < self.stop_at:
                 self.choose_sources(selector)
                 ready = {key.fileobj for key, _ in selector.select(STATUS_S)}
-                if self.listener in ready:
-                    self.accept()
+                if self.listener is not None and self.listener in ready:
+                    self.accept(self.listener)
                 if self.control in ready and (code := self.read_orders()) is not None:
                     return code
                 if self.slot >= 0 and self.mode != "hangs":
                     self.tell(self.status())
+                elif self.warm and self.mode != "spare-hangs":
+                    self.tell(channel.Warm())
         return 0
 
     def status(self) -> channel.Status:
@@ -68,15 +73,17 @@ class FakeWorker:
         return status(int(self.fetched_at is None), self.served, delivered, draining=self.stop_at is not None)
 
     def choose_sources(self, selector: selectors.BaseSelector) -> None:
-        wanted = self.slot >= 0 and self.stop_at is None
+        if self.listener is None:
+            return
+        wanted = self.stop_at is None
         if wanted and self.listener not in selector.get_map():
             selector.register(self.listener, selectors.EVENT_READ)
         elif not wanted and self.listener in selector.get_map():
             selector.unregister(self.listener)
 
-    def accept(self) -> None:
+    def accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = self.listener.accept()
+            connection, _ = listener.accept()
         except BlockingIOError:
             return
         with connection:
@@ -84,9 +91,11 @@ class FakeWorker:
             connection.sendall(f"{self.slot} {os.getpid()}\n".encode())
 
     def read_orders(self) -> int | None:
-        data = self.control.recv(1 << 20)
+        data, descriptors, _, _ = socket.recv_fds(self.control, 1 << 20, 1)
         if not data:
             return 0
+        if descriptors:
+            self.listener = socket.socket(fileno=descriptors[0])
         *lines, self.partial = (self.partial + data).split(b"\n")
         for line in lines:
             if (code := self.obey(channel.decode_for_worker(line))) is not None:
@@ -94,6 +103,8 @@ class FakeWorker:
         return None
 
     def obey(self, order: channel.ToWorker) -> int | None:
+        if isinstance(order, channel.Prepare):
+            return self.prepare()
         if isinstance(order, channel.Start):
             return self.start(order)
         if isinstance(order, channel.Drain):
@@ -102,6 +113,13 @@ class FakeWorker:
             modes = {"drains-slowly": order.deadline_s, "lingers": order.deadline_s, "ignores-drain": 3600.0}
             wait_s = modes.get(self.mode, 0.0)
             self.stop_at = time.monotonic() + wait_s
+        return None
+
+    def prepare(self) -> int | None:
+        if self.mode == "spare-dies":
+            return 1
+        self.warm = True
+        self.tell(channel.Warm())
         return None
 
     def start(self, order: channel.Start) -> int | None:
@@ -123,14 +141,12 @@ class FakeWorker:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--channel-fd", type=int, required=True)
     arguments = parser.parse_args()
     mode = os.environ.get("FAKE_WORKER", "fine")
     if mode == "hangs":
         signal.signal(signal.SIGABRT, signal.SIG_IGN)
-    listener, control = socket.socket(fileno=arguments.listen_fd), socket.socket(fileno=arguments.channel_fd)
-    return FakeWorker(listener, control, mode).run()
+    return FakeWorker(socket.socket(fileno=arguments.channel_fd), mode).run()
 
 
 if __name__ == "__main__":

@@ -120,6 +120,15 @@ class GatewayProcess:
     def pids(self) -> list[int]:
         return [slot["pid"] for slot in self.slots()]
 
+    def warm_spare(self, but: int | None = None) -> int:
+        """The pid of the spare, once it is warm and another than `but`."""
+
+        def pid() -> int | None:
+            spare = self.get("/status")["spare"]
+            return spare["pid"] if spare and spare["state"] == "warm" and spare["pid"] != but else None
+
+        return eventually(pid, "a warm spare")
+
     def ask(self) -> tuple[int, int]:
         """Connect to the public address: which slot and which process answered. Raises `OSError`."""
         with socket.create_connection(self.public, timeout=DEADLINE_S) as connection:

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +19,6 @@ from tests.integration.gateway_process import ROOT, GatewayProcess, alive, event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -107,3 +108,24 @@ def test_check_says_what_fails_and_exits_with_1(tmp_path: Path) -> None:
     assert text.count("\nfailure ") == 1
     assert text.endswith(" 1 failure\n")
     assert "noeviction" in text
+
+
+def test_a_spare_that_was_promoted_is_a_worker_like_any_other(tmp_path: Path) -> None:
+    """B11: it serves, logs, is named and is scheduled as one that was started for its slot."""
+    with GatewayProcess(tmp_path, module="gateway", workers=1) as gateway:
+        cold = gateway.pids()[0]
+        command, warm = command_line(cold), gateway.warm_spare()
+        os.kill(cold, signal.SIGKILL)
+        eventually(lambda: gateway.pids() == [warm] and gateway.slots()[0]["state"] == "ready", "the spare serves")
+        assert command_line(warm)[:-1] == command[:-1]  # but for the channel's number
+        assert "-Xfaulthandler" in "".join(command)
+        assert os.getpriority(os.PRIO_PROCESS, warm) == os.getpriority(os.PRIO_PROCESS, 0)
+        with urllib.request.urlopen("http://{}:{}/api/v1/healthz".format(*gateway.public)) as reply:
+            assert reply.status == 200
+        gateway.signal(signal.SIGTERM)
+        assert gateway.exit_code() == 0
+        assert gateway.logged("draining")[-1]["slot"] == 0
+
+
+def command_line(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]

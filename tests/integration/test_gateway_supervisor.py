@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.gateway_process import GatewayProcess, alive, eventually
+from tests.integration.gateway_process import DEADLINE_S, GatewayProcess, alive, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -260,3 +260,113 @@ def test_restarting_a_slot_that_is_not_there_is_a_404(tmp_path: Path) -> None:
         with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             gateway.post("/workers/7/restart")
         refused.value.close()
+
+
+def test_the_spare_takes_the_place_of_a_killed_worker(tmp_path: Path) -> None:
+    """B11: at once, on its socket. B15: what waits there is served by it."""
+    with GatewayProcess(tmp_path, workers=1) as gateway:
+        victim, spare = gateway.pids()[0], gateway.warm_spare()
+        os.kill(victim, signal.SIGSTOP)  # from here on connections wait in the slot's queue
+        with (
+            socket.create_connection(gateway.public, timeout=DEADLINE_S) as first,
+            socket.create_connection(gateway.public, timeout=DEADLINE_S) as second,
+        ):
+            os.kill(victim, signal.SIGKILL)
+            expected = f"0 {spare}\n".encode()
+            assert (first.recv(100), second.recv(100)) == (expected, expected)
+        assert gateway.pids() == [spare]
+        assert gateway.slots()[0]["restarts"] == 1
+        assert gateway.warm_spare(but=spare) not in (victim, spare)
+
+
+def test_the_spare_is_no_worker_to_anybody_who_counts_them(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path) as gateway:
+        spare = gateway.warm_spare()
+        status = gateway.get("/status")
+        assert len(status["workers"]) == 2
+        assert spare not in gateway.pids()
+        assert gateway.get("/readyz")["ready"]
+        assert {gateway.ask()[1] for _ in range(50)} == set(gateway.pids())
+
+
+def test_workers_killed_in_quick_succession_all_come_back(tmp_path: Path) -> None:
+    """The second finds no spare, and starts cold."""
+    with GatewayProcess(tmp_path) as gateway:
+        before, spare = gateway.pids(), gateway.warm_spare()
+        for pid in (*before, spare):
+            os.kill(pid, signal.SIGKILL)
+
+        def back() -> bool:
+            slots = gateway.slots()
+            pids = {slot["pid"] for slot in slots}
+            return all(slot["state"] == "ready" for slot in slots) and pids.isdisjoint({*before, spare})
+
+        eventually(back, "both are back")
+        assert gateway.warm_spare(but=spare)
+
+
+def spares_ended(gateway: GatewayProcess) -> int:
+    return sum(line["slot"] == "spare" for line in gateway.logged("a worker has ended"))
+
+
+def test_a_spare_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path) as gateway:
+        before, spare = gateway.pids(), gateway.warm_spare()
+        os.kill(spare, signal.SIGKILL)
+        assert gateway.warm_spare(but=spare) not in before
+        assert gateway.pids() == before
+        assert not gateway.logged("reaped")
+
+
+def test_a_spare_that_keeps_dying_ends_nothing(tmp_path: Path) -> None:
+    """B10: only a worker may be the reason for exit code 4; without a spare a slot starts cold."""
+    with GatewayProcess(tmp_path, worker="spare-dies", workers=1) as gateway:
+        eventually(lambda: spares_ended(gateway) >= 3, "three spares die")
+        victim = gateway.pids()[0]
+        os.kill(victim, signal.SIGKILL)
+        assert eventually(lambda: gateway.ask()[1] != victim, "the slot is back")
+        gateway.signal(signal.SIGTERM)
+        assert gateway.exit_code() == 0
+
+
+def test_a_spare_that_falls_silent_is_replaced(tmp_path: Path) -> None:
+    """B9"""
+    with GatewayProcess(tmp_path, worker="spare-hangs", workers=1) as gateway:
+        silent = gateway.warm_spare()
+        assert gateway.warm_spare(but=silent)
+        assert not alive(silent)
+
+
+def test_a_roll_takes_the_spare_first(tmp_path: Path) -> None:
+    """B15"""
+    with GatewayProcess(tmp_path) as gateway:
+        before, spare = gateway.pids(), gateway.warm_spare()
+        gateway.post("/workers/1/restart")
+        eventually(lambda: gateway.pids() == [before[0], spare], "the spare serves slot 1")
+        eventually(lambda: not alive(before[1]), "the old one has drained")
+
+
+def test_without_a_spare_a_slot_starts_cold(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path, workers=1, flags=("--no-warm-spare",)) as gateway:
+        victim = gateway.pids()[0]
+        os.kill(victim, signal.SIGKILL)
+        assert eventually(lambda: gateway.ask()[1] != victim, "the slot is back")
+        assert gateway.get("/status")["spare"] is None
+        assert not gateway.logged("the spare becomes a worker")
+
+
+def test_a_spare_ends_with_its_supervisor(tmp_path: Path) -> None:
+    """A20: and while it lives, even stopped, it keeps no port taken."""
+    with GatewayProcess(tmp_path, workers=1) as gateway:
+        spare, public = gateway.warm_spare(), gateway.public
+        worker = gateway.pids()[0]
+        os.kill(spare, signal.SIGSTOP)
+        gateway.signal(signal.SIGKILL)
+        gateway.exit_code()
+        eventually(lambda: not alive(worker), "the worker is gone")
+        try:
+            with socket.create_server(public):  # sets SO_REUSEADDR, which passes over no listener
+                pass
+        finally:
+            os.kill(spare, signal.SIGCONT)
+        eventually(lambda: not alive(spare), "the spare is gone")

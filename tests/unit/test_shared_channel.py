@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from shared import channel
-from shared.channel import Drain, Failed, Ready, Reload, Start, Status, UpstreamStatus
+from shared.channel import Drain, Failed, Prepare, Ready, Reload, Start, Status, UpstreamStatus, Warm
 from shared.config import ApiKey, ModelName, Settings, WorkerConfig
 from shared.counters import Counters
 
@@ -30,12 +30,12 @@ STATUS = Status(
 )
 
 
-@pytest.mark.parametrize("message", [Start(CONFIG), Drain(1.5, replaced=True), Drain(0.0), Reload(SETTINGS)])
+@pytest.mark.parametrize("message", [Prepare(), Start(CONFIG), Drain(1.5, replaced=True), Drain(0.0), Reload(SETTINGS)])
 def test_orders_come_back(message: channel.ToWorker) -> None:
     assert channel.decode_for_worker(channel.encode(message)) == message
 
 
-@pytest.mark.parametrize("message", [Ready(("m", "n")), STATUS, Failed("no such\nhost")])
+@pytest.mark.parametrize("message", [Warm(), Ready(("m", "n")), STATUS, Failed("no such\nhost")])
 def test_reports_come_back(message: channel.ToSupervisor) -> None:
     assert channel.decode_for_supervisor(channel.encode(message)) == message
 

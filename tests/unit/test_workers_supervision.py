@@ -9,18 +9,20 @@ import msgspec
 import pytest
 
 from shared import channel
-from shared.channel import Drain, Failed, Ready, Reload, Start
-from shared.config import Settings, WorkerConfig
+from shared.channel import Drain, Failed, Prepare, Ready, Reload, Start
+from shared.config import ApiKey, Settings, WorkerConfig
 from workers.supervision import Supervision, read_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    Ends = tuple[socket.socket, socket.socket]
+
 CONFIG = WorkerConfig(settings=Settings(), slot=3, instance="0123456789abcdef", source_ip=None, redis_url="unix://x")
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+def ends() -> Iterator[Ends]:
     """The supervisor's and the worker's."""
     supervisor, worker = socket.socketpair()
     yield supervisor, worker
@@ -28,30 +30,75 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     worker.close()
 
 
-def test_the_start_is_read_and_nothing_after_it(ends: tuple[socket.socket, socket.socket]) -> None:
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def not_prepared(_: socket.socket) -> None:
+    raise AssertionError("nobody said prepare")
+
+
+def send_start(supervisor: socket.socket, listener: socket.socket, config: WorkerConfig = CONFIG) -> None:
+    socket.send_fds(supervisor, [channel.encode(Start(config))], [listener.fileno()])
+
+
+def test_the_start_and_its_socket_are_read_and_nothing_after_them(ends: Ends, listener: socket.socket) -> None:
     supervisor, worker = ends
-    supervisor.sendall(channel.encode(Start(CONFIG)) + b"next")
-    assert read_start(worker) == Start(CONFIG)
+    send_start(supervisor, listener)
+    supervisor.sendall(b"next")
+    start, received = read_start(worker, not_prepared)
+    with received:
+        assert start == Start(CONFIG)
+        assert received.getsockname() == listener.getsockname()
+        assert not received.get_inheritable()
     assert worker.recv(100) == b"next"
 
 
-def test_a_supervisor_that_is_gone_before_the_start(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_a_spare_prepares_before_it_reads_its_start(ends: Ends, listener: socket.socket) -> None:
     supervisor, worker = ends
-    supervisor.sendall(b'{"type":')
+    supervisor.sendall(channel.encode(Prepare()))
+    start, received = read_start(worker, lambda _: send_start(supervisor, listener))
+    received.close()
+    assert start == Start(CONFIG)
+
+
+def test_a_start_of_many_keys_is_read(ends: Ends, listener: socket.socket) -> None:
+    supervisor, worker = ends
+    keys = tuple(ApiKey(f"key-{index:05}", f"{index:064x}") for index in range(1000))
+    config = msgspec.structs.replace(CONFIG, settings=Settings(api_keys=keys))
+    send_start(supervisor, listener, config)
+    start, received = read_start(worker, not_prepared)
+    received.close()
+    assert start.config == config
+
+
+@pytest.mark.parametrize("said", [b"", b'{"type":', channel.encode(Prepare())])
+def test_a_supervisor_that_is_gone_before_the_start(ends: Ends, said: bytes) -> None:
+    supervisor, worker = ends
+    supervisor.sendall(said)
     supervisor.close()
     with pytest.raises(EOFError):
-        read_start(worker)
+        read_start(worker, lambda _: None)
 
 
-@pytest.mark.parametrize("line", [b"nonsense\n", channel.encode(Drain(1.0))])
-def test_what_is_no_start_is_refused(ends: tuple[socket.socket, socket.socket], line: bytes) -> None:
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b"nonsense\n", "not a control message"),
+        (channel.encode(Drain(1.0)), "expected start and a socket, got Drain"),
+        (channel.encode(Start(CONFIG)), "expected start and a socket, got Start and None"),
+    ],
+)
+def test_what_is_no_start_is_refused(ends: Ends, line: bytes, complaint: str) -> None:
     supervisor, worker = ends
     supervisor.sendall(line)
-    with pytest.raises(ValueError, match=r"not a control message|expected start, got Drain"):
-        read_start(worker)
+    with pytest.raises(ValueError, match=complaint):
+        read_start(worker, not_prepared)
 
 
-async def test_orders_come_in_order_and_an_end_is_told(ends: tuple[socket.socket, socket.socket]) -> None:
+async def test_orders_come_in_order_and_an_end_is_told(ends: Ends) -> None:
     supervisor, worker = ends
     supervision = await Supervision.over(worker)
     first, second = Reload(Settings(max_in_flight=5)), Drain(7.0, replaced=True)
@@ -63,7 +110,7 @@ async def test_orders_come_in_order_and_an_end_is_told(ends: tuple[socket.socket
     await supervision.close()
 
 
-async def test_an_order_that_is_cut_off_is_no_order(ends: tuple[socket.socket, socket.socket]) -> None:
+async def test_an_order_that_is_cut_off_is_no_order(ends: Ends) -> None:
     supervisor, worker = ends
     supervision = await Supervision.over(worker)
     supervisor.sendall(channel.encode(Drain(7.0))[:-1])
@@ -73,7 +120,7 @@ async def test_an_order_that_is_cut_off_is_no_order(ends: tuple[socket.socket, s
 
 
 async def test_a_supervisor_that_died_with_our_words_unread_is_only_gone(
-    ends: tuple[socket.socket, socket.socket],
+    ends: Ends,
 ) -> None:
     """The kernel then reports a reset instead of an end; the worker drains all the same."""
     supervisor, worker = ends
@@ -86,7 +133,7 @@ async def test_a_supervisor_that_died_with_our_words_unread_is_only_gone(
     await supervision.close()
 
 
-async def test_what_is_told_arrives(ends: tuple[socket.socket, socket.socket]) -> None:
+async def test_what_is_told_arrives(ends: Ends) -> None:
     supervisor, worker = ends
     supervision = await Supervision.over(worker)
     supervision.tell(Ready(("a", "b")))
@@ -96,7 +143,7 @@ async def test_what_is_told_arrives(ends: tuple[socket.socket, socket.socket]) -
         assert lines.readline() == b""
 
 
-async def test_a_large_configuration_fits(ends: tuple[socket.socket, socket.socket]) -> None:
+async def test_a_large_configuration_fits(ends: Ends) -> None:
     supervisor, worker = ends
     supervision = await Supervision.over(worker)
     order = Reload(Settings(upstreams=tuple(f"http://10.0.0.{index}:8000" for index in range(2000))))

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from gateway.reread import for_running_gateway, roll_deadline_s
+from shared.config import Settings
+
+
+def test_what_is_bound_or_counted_stays_and_the_rest_is_taken() -> None:
+    running = Settings(port=1000, workers=2, max_in_flight=5)
+    merged = for_running_gateway(Settings(port=2000, workers=3, max_in_flight=6, warm_spare=False), running)
+    assert (merged.port, merged.workers) == (1000, 2)
+    assert (merged.max_in_flight, merged.warm_spare) == (6, False)
+
+
+def test_a_roll_waits_for_the_longest_sample_and_all_it_may_be_executed_again() -> None:
+    assert roll_deadline_s(Settings(upstream_wait_s=10, read_timeout_s=100, max_reexecutions=2)) == 310
