@@ -23,10 +23,12 @@ from shared.core.errors import BadRequest, Overloaded
 from shared.core.lifecycle import State
 from shared.core.model import Category, Failure
 from shared.core.record import Claim, Header, Record
-from shared.store.base import Settled, StoreError, StoreFull, StoreUnavailable
+from shared.core.settling import REFUSALS_MOST
+from shared.store.base import Settled, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from shared.store.refill import is_refilling
 from shared.wire.tinker import failure_body
 from workers.running import Ending, Phase, Running
+from workers.settling import STORE_RETRY_FIRST_S, STORE_RETRY_LONGEST_S, Settler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,9 +47,6 @@ log = logging.getLogger(__name__)
 
 # A worker instance claims a sample once; what is executed again within the claim keeps it.
 _FIRST_ATTEMPT: Final = 1
-# Pauses between attempts to reach a store that is away; the client has long been told "try again".
-_STORE_RETRY_FIRST_S: Final = 0.1
-_STORE_RETRY_LONGEST_S: Final = 2.0
 # After a write was refused for lack of memory, new samples are refused this long before Redis is asked again.
 _FULL_FOR_S: Final = 1.0
 # A duplicate does not outwait the store: well below the SDK's 60 s for a submission.
@@ -77,7 +76,7 @@ class Dispatcher:
         self._clock = clock
         self._owner = owner
         self._settlements = settlements
-        self._undelivered_ttl_s = settings.undelivered_ttl_s
+        self._settler = Settler(store, clock, settings.undelivered_ttl_s, self._hold, self._note_full)
         self._limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         self._running: dict[SampleKey, Running] = {}
         self._by_session: dict[str, set[Running]] = {}
@@ -175,7 +174,8 @@ class Dispatcher:
                 self._abandon(running, error)
             raise
         except StoreError as error:
-            self._note_full(error)
+            if isinstance(error, StoreFull):
+                self._note_full()
             self._count_rejection("store")
             self._abandon(running, error)
             raise
@@ -197,13 +197,19 @@ class Dispatcher:
 
     async def _begin_until_known(self, running: Running) -> None:
         """The reply to `begin` was lost. Only when the store tells who is first is it known whether to run it."""
-        pause_s = _STORE_RETRY_FIRST_S
+        pause_s = STORE_RETRY_FIRST_S
+        refusals = 0
         while True:
             try:
                 first = await self._store.begin(running.key, running.claim)
-            except StoreError:
+            except StoreError as error:
+                refusals += isinstance(error, StoreRefused)
+                if refusals >= REFUSALS_MOST:
+                    # Nobody has its promise. Sent again it is recognised as ours, and runs.
+                    self._abandon(running, error)
+                    return
                 await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _STORE_RETRY_LONGEST_S)
+                pause_s = min(pause_s * 2, STORE_RETRY_LONGEST_S)
             else:
                 self._begun(running, first)
                 return
@@ -222,7 +228,8 @@ class Dispatcher:
     async def _run(self, running: Running) -> None:
         try:
             ending = await self._execute(running)
-            await self._settle(running, ending)
+            ending, settled = await self._settler.settle(running, ending)
+            self._tell(running, ending, settled)
         finally:
             self._release(running)
 
@@ -244,37 +251,21 @@ class Dispatcher:
         finally:
             running.phase = Phase.SETTLING
 
-    async def _settle(self, running: Running, ending: Ending) -> None:
-        """Write the ending, however long the store is away; then tell who waits, here and elsewhere."""
-        self._hold(running, len(ending.payload))
-        pause_s = _STORE_RETRY_FIRST_S
-        while True:
-            try:
-                settled = await self._store.settle(
-                    running.key,
-                    running.claim,
-                    ending.state,
-                    ending.payload,
-                    ttl_s=self._undelivered_ttl_s,
-                    now_ms=self._clock.wall_ms(),
-                )
-                break
-            except StoreError as error:
-                self._note_full(error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _STORE_RETRY_LONGEST_S)
-        self._tell(running, ending, settled)
-
-    def _tell(self, running: Running, ending: Ending, settled: Settled) -> None:
+    def _tell(self, running: Running, ending: Ending, settled: Settled | None) -> None:
+        """Tell who waits, here and elsewhere. `settled`: None when the store takes no ending of it at all."""
         key = running.key
-        if settled is Settled.REFUSED:
+        if settled is Settled.REFUSED and running.stop is None:
             self._waiters.settled(key, None)
             return
         self._count_ending(ending.state)
-        self._settlements.add(key, running.claim, self._clock.monotonic_s())
-        self._store.announce(key.session_key, key.seq_id)
-        record = Record(Header(ending.state, running.claim), memoryview(ending.payload))
-        self._waiters.settled(key, record)
+        if settled is not None:
+            self._settlements.add(key, running.claim, self._clock.monotonic_s())
+            self._store.announce(key.session_key, key.seq_id)
+        if settled is Settled.REFUSED:
+            # Its result may have been written after all, before it was cancelled: whoever waits must look.
+            self._waiters.settled(key, None)
+            return
+        self._waiters.settled(key, Record(Header(ending.state, running.claim), memoryview(ending.payload)))
 
     # -- ending samples from outside ----------------------------------------------------------------------------
 
@@ -339,9 +330,8 @@ class Dispatcher:
         self._release(running)
         self._waiters.settled(running.key, None)
 
-    def _note_full(self, error: StoreError) -> None:
-        if isinstance(error, StoreFull):
-            self._full_until_s = self._clock.monotonic_s() + _FULL_FOR_S
+    def _note_full(self) -> None:
+        self._full_until_s = self._clock.monotonic_s() + _FULL_FOR_S
 
     def _count_rejection(self, reason: str) -> None:
         name = _REJECTIONS.get(reason, "rejected_store")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from workers.running import Running
     from workers.upstreams import Upstream
 
-    MarkPaused = Callable[[Running, bool], Awaitable[None]]
+    MarkPaused = Callable[[Running, bool], None]
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Executor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         mark_paused: MarkPaused | None = None,
     ) -> None:
-        """`mark_paused` tells the polls of a sample that wait at other workers."""
+        """`mark_paused` tells the polls of a sample that wait at other workers; the attempts do not wait for that."""
         self._pool = pool
         self._forwarder = forwarder
         self._counters = counters
@@ -125,15 +125,15 @@ class Executor:
 
     async def _pause(self, running: Running, fault: Fault, delay_s: float) -> None:
         running.paused_reason = fault.message
-        await self._mark_paused(running, True)
+        self._mark_paused(running, True)
         try:
             await self._sleep(delay_s)
         finally:
             running.paused_reason = None
-        await self._mark_paused(running, False)
+        self._mark_paused(running, False)
 
 
-async def _mark_nothing(running: Running, paused: bool) -> None:
+def _mark_nothing(running: Running, paused: bool) -> None:
     pass
 
 

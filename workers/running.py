@@ -33,6 +33,7 @@ class Phase(Enum):
     BEGINNING = "beginning"
     EXECUTING = "executing"
     SETTLING = "settling"
+    WAITING = "waiting"  # settling, and the store does not take it yet
 
 
 @dataclass(eq=False, slots=True)
@@ -56,8 +57,13 @@ class Running:
         return self.stop
 
     def end_early(self, ending: Ending) -> bool:
-        """End it with `ending` unless it has already ended otherwise; False then."""
+        """End it with `ending` unless it has already ended otherwise; False then.
+
+        A result that waits for the store may still get there first. So it is not given up for a drain.
+        """
         if self.stop is not None or self.phase is Phase.SETTLING:
+            return False
+        if self.phase is Phase.WAITING and ending.state is State.ORPHANED:
             return False
         self.stop = ending
         # Before it executes there is nothing to interrupt: `_execute` looks at `stop` first.

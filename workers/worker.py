@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import random
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from shared import channel
@@ -122,10 +121,9 @@ class Worker:
         )
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def _mark_paused(self, running: Running, paused: bool) -> None:
+    def _mark_paused(self, running: Running, paused: bool) -> None:
         """A store that is away has no word of it: the poll elsewhere then just says "still running"."""
-        with suppress(StoreError):
-            await self._store.mark_paused(running.key, running.claim, paused=paused)
+        self._store.mark_paused(running.key, running.claim, paused=paused)
 
     # -- what the store tells -----------------------------------------------------------------------------------
 

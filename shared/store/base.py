@@ -171,12 +171,21 @@ class Store(Protocol):
         """Set the one terminal state of a sample that `claim` owns, and log it in its (session, clone)'s log.
 
         A sample that is not there at all (a wiped store) is written like a PENDING one. The sample leaves the owner's
-        open set. Log entries older than `ttl_s` are trimmed in passing. Nobody is woken: see `announce`.
+        open set. Log entries older than `ttl_s` are trimmed in passing. Nobody is woken: see `announce`. A full store
+        refuses results only (`StoreFull`): an ending without one is taken, so that who waits hears of it.
         """
         ...
 
-    async def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
-        """Say on a PENDING record of this claim whether an upstream takes it; on any other record, nothing."""
+    async def limit_bytes(self, key: SampleKey) -> int:
+        """The memory limit of the server that keeps this sample; 0 when there is none."""
+        ...
+
+    def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
+        """Say on a PENDING record of this claim whether an upstream takes it; on any other record, nothing.
+
+        Best effort, never raises, and waits for nothing: a store that hangs must hold up no attempt. Seen by what is
+        asked of this store afterwards.
+        """
         ...
 
     async def read(self, key: SampleKey) -> Record | None:

@@ -134,7 +134,8 @@ class ClusterStore(ServedStore):
         record = pack(state, claim, payload)
         attempt = claim.attempt.to_bytes(2, "big")
         name = self._keys.sample(key)
-        settled = SETTLED[await line.run(scripts.SETTLE_RECORD, [name], claim.owner, attempt, record, forms.ms(ttl_s))]
+        script = scripts.SETTLE_RECORD if state is State.READY else scripts.SETTLE_RECORD_WITHOUT_RESULT
+        settled = SETTLED[await line.run(script, [name], claim.owner, attempt, record, forms.ms(ttl_s))]
         ended: tuple[State, int] | None = (state, len(payload))
         if settled is Settled.REFUSED:
             # It has ended otherwise, long ago perhaps: but the log may be a younger one, of a shard that lost its data.

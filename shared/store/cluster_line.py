@@ -58,6 +58,13 @@ class ClusterLine:
         except StoreUnavailable:
             self._shards.doubt()
 
+    def post_script(self, script: Script, keys: Sequence[str], *arguments: Argument) -> None:
+        """As `post`."""
+        try:
+            self._line_of(keys[0]).post_script(script, keys, *arguments)
+        except StoreUnavailable:
+            self._shards.doubt()
+
     async def _follow(self, redirected: Redirected, send: Callable[[CommandLine, bool], Awaitable[Any]]) -> Any:
         for _ in range(_REDIRECTIONS):
             try:

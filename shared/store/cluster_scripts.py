@@ -17,6 +17,7 @@ return false
 
 # KEYS record; ARGV owner, attempt (2 bytes), record, ttl_ms. 0 written, 1 repeated, 2 refused.
 SETTLE_RECORD: Final = Script(WRITE_ENDING + "\nreturn 0\n")
+SETTLE_RECORD_WITHOUT_RESULT: Final = Script(EVEN_WHEN_FULL + WRITE_ENDING + "\nreturn 0\n")
 
 # KEYS record; ARGV owner. {state, bytes with header} of a record of this owner, or false.
 OWN_RECORD: Final = Script("""

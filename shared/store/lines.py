@@ -59,6 +59,10 @@ class CommandLine:
             self.commands += 1
             connection.ask(*arguments)
 
+    def post_script(self, script: Script, keys: Sequence[str], *arguments: Argument) -> None:
+        """As `post`. With its source: nobody would hear that the server does not know it."""
+        self.post("EVAL", script.source, str(len(keys)), *keys, *arguments)
+
     def _checked(self, reply: Any) -> Any:
         if not isinstance(reply, hiredis.ReplyError):
             return reply

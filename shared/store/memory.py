@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 from shared.core.lifecycle import SETTLED, SETTLING, Event, State, after, allows
 from shared.core.record import Header, Record
-from shared.store.base import LogEntry, LogPage, SessionInfo, SessionState, Settled, StoreInfo, StoreUnavailable
+from shared.store.base import (
+    LogEntry,
+    LogPage,
+    SessionInfo,
+    SessionState,
+    Settled,
+    StoreError,
+    StoreFull,
+    StoreInfo,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +72,7 @@ class MemoryServer:
     locks: dict[str, tuple[str, float]] = field(default_factory=dict)  # (holder, until)
     stores: list[MemoryStore] = field(default_factory=list)
     restarted_s: float | None = None
+    max_bytes: int = 0
 
     def wipe(self) -> None:
         """As a server that was restarted empty."""
@@ -88,8 +98,8 @@ class MemoryStore:
         self.connected_since_s: float | None = server.clock.monotonic_s()
         self.commands = 0
         # A test sets these: fail the next calls with the error, without or after having done what was asked.
-        self.fail_before: StoreUnavailable | None = None
-        self.fail_after: StoreUnavailable | None = None
+        self.fail_before: StoreError | None = None
+        self.fail_after: StoreError | None = None
 
     @property
     def restarted_s(self) -> float | None:
@@ -150,14 +160,20 @@ class MemoryStore:
                 return Settled.REPEATED
             if not mine or not allows(stored.header.state, SETTLING[state]):
                 return Settled.REFUSED
+        if state is State.READY and 0 < self._server.max_bytes < len(payload):
+            raise StoreFull("the store is full")
         self._server.samples[key] = _Stored(Header(state, claim), payload, self._clock.monotonic_s() + ttl_s)
         self._server.open_sets[claim.owner].discard(key)
         entry = LogEntry(key.seq_id, state is State.READY, len(payload) if state is State.READY else 0)
         self._append(key, entry, ttl_s, now_ms)
         return Settled.WRITTEN
 
-    async def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
+    async def limit_bytes(self, key: SampleKey) -> int:
         await self._enter()
+        return self._server.max_bytes
+
+    def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
+        self.commands += 1
         stored = self._stored(key)
         if stored is not None and stored.header.state is State.PENDING and stored.header.claim == claim:
             stored.header = replace(stored.header, paused=paused)

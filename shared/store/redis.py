@@ -127,7 +127,7 @@ class RedisStore(ServedStore):
         ttl_ms = forms.ms(ttl_s)
         line = self._bulk if len(payload) >= BULK_FROM_BYTES else self._line
         code = await line.run(
-            scripts.SETTLE,
+            scripts.SETTLE if state is State.READY else scripts.SETTLE_WITHOUT_RESULT,
             [self._keys.sample(key), self._keys.open_set(claim.owner), self._keys.log(key.session_key, key.clone_id)],
             claim.owner,
             claim.attempt.to_bytes(2, "big"),

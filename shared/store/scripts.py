@@ -61,13 +61,23 @@ redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 
 # KEYS record, open set, log; ARGV owner, attempt (2 bytes), record, ttl_ms, member, entry, epoch, now_ms, cut_ms.
 # 0 written, 1 repeated, 2 refused.
-SETTLE: Final = Script(
+_SETTLE: Final = (
     APPEND
     + WRITE_ENDING
     + """
 redis.call('SREM', KEYS[2], ARGV[5])
 append(KEYS[3], ARGV[6], ARGV[7], ARGV[4], ARGV[8], ARGV[9])
 return 0
+"""
+)
+SETTLE: Final = Script(_SETTLE)
+SETTLE_WITHOUT_RESULT: Final = Script(EVEN_WHEN_FULL + _SETTLE)
+
+# KEYS any key of the server in question. Its memory limit in bytes; 0: none.
+LIMIT_BYTES: Final = Script(
+    EVEN_WHEN_FULL
+    + """
+return tonumber(string.match(redis.call('INFO', 'memory'), 'maxmemory:(%d+)'))
 """
 )
 

@@ -43,6 +43,8 @@ class Line(Protocol):
 
     def post(self, *arguments: Argument) -> None: ...
 
+    def post_script(self, script: Script, keys: Sequence[str], *arguments: Argument) -> None: ...
+
 
 class ServedStore:
     """`line` is for commands, `bulk` for those with large values. `publish` is the command that sends a message.
@@ -66,10 +68,13 @@ class ServedStore:
 
     # -- samples ------------------------------------------------------------------------------------------------
 
-    async def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
+    def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
         attempt = claim.attempt.to_bytes(2, "big")
         mark = PAUSED if paused else UNDELIVERED
-        await self._line.run(scripts.MARK_PAUSED, [self._keys.sample(key)], claim.owner, attempt, mark)
+        self._line.post_script(scripts.MARK_PAUSED, [self._keys.sample(key)], claim.owner, attempt, mark)
+
+    async def limit_bytes(self, key: SampleKey) -> int:
+        return int(await self._line.run(scripts.LIMIT_BYTES, [self._keys.sample(key)]))
 
     async def read(self, key: SampleKey) -> Record | None:
         name = self._keys.sample(key)

@@ -106,18 +106,23 @@ async def test_a_pending_sample_has_no_time_to_live(bench: Bench) -> None:
     assert await bench.ttl_s("gw:s:session:1") == -1
 
 
+async def test_a_store_without_a_memory_limit_tells_none(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    assert await store.limit_bytes(KEY) == 0
+
+
 async def test_a_pending_sample_tells_that_it_waits(bench: Bench) -> None:
     """D8: a poll at another worker says so too; only the owner may say it, and an ending forgets it."""
     store = await bench.store(ALICE)
     await store.begin(KEY, claim())
-    await store.mark_paused(KEY, claim(BOB), paused=True)
+    store.mark_paused(KEY, claim(BOB), paused=True)
     assert await store.read_header(KEY) == Header(State.PENDING, claim())
-    await store.mark_paused(KEY, claim(), paused=True)
+    store.mark_paused(KEY, claim(), paused=True)
     assert await store.read_header(KEY) == Header(State.PENDING, claim(), paused=True)
     assert await store.begin(KEY, claim(BOB)) == Header(State.PENDING, claim(), paused=True)
     assert await store.reap(ALICE, ttl_s=TTL_S, now_ms=NOW_MS) == [KEY]
-    await store.mark_paused(KEY, claim(), paused=True)
-    await store.mark_paused(SampleKey("session", 99), claim(), paused=True)
+    store.mark_paused(KEY, claim(), paused=True)
+    store.mark_paused(SampleKey("session", 99), claim(), paused=True)
     assert await store.read_header(KEY) == Header(State.ORPHANED, claim())
     assert await store.count_unread([KEY]) == 1
     assert await store.read_header(SampleKey("session", 99)) is None

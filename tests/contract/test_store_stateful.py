@@ -144,8 +144,13 @@ class StoreMachine(RuleBasedStateMachine):
         for _ in range(1 + again):
             found = self.run(store.begin(key, claim))
             assert found == self.model.begin(key, claim)
-        self.run(store.mark_paused(key, claim, paused=paused))
+        self.run(self.mark_paused(store, key, claim, paused))
         self.model.mark_paused(key, claim, paused=paused)
+
+    async def mark_paused(self, store: Store, key: SampleKey, claim: Claim, paused: bool) -> None:
+        """Returns when it is done: what is asked of the same store afterwards is answered afterwards."""
+        store.mark_paused(key, claim, paused=paused)
+        await store.read_header(key)
 
     @rule(slot=slots, pick=st.integers(0, 99), state=endings, again=lost)
     def settle_by_its_owner(self, slot: str, pick: int, state: State, again: bool) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.gateway_process import eventually
 from tests.redis_server import RedisServer
-from tests.system.outcomes import accepted, result_of, settled
+from tests.system.outcomes import accepted, failure_of, result_of, settled
 from tests.system.pinned import Client, connect_to, poll, send_poll, submit
 from tests.system.stack import WORKERS, running_stack
 
@@ -227,6 +227,23 @@ def test_a_full_redis_refuses_what_is_new_and_loses_nothing(
     running.all_succeed(second)
     body = client.body(SAMPLES + 1, PROMPT)
     result_of(second, accepted(first, body)["request_id"], client, body)
+
+
+def test_a_result_larger_than_redis_fails_in_words_and_keeps_nobody_out(
+    stack: Stack, operator: Operator, client: Client, first: Connection, second: Connection
+) -> None:
+    """C5: one greedy generation, promised a thousand times over, is 8 MB."""
+    operator.ask("CONFIG", "SET", "maxmemory", "8388608")
+    try:
+        params = {"temperature": 0.0, "max_tokens": 1000}
+        request_id = submit(first, client.body(SAMPLES, PROMPT, num_samples=1000, params=params))["request_id"]
+        for connection in (first, second):
+            category, text = failure_of(connection, request_id)
+            assert (category, "MiB" in text) == ("server", True), text
+        body = client.body(SAMPLES + 1, PROMPT)
+        result_of(second, accepted(first, body)["request_id"], client, body)
+    finally:
+        operator.ask("CONFIG", "SET", "maxmemory", "0")
 
 
 def test_a_redis_that_restarts_with_its_data_has_lost_nothing(

@@ -188,6 +188,19 @@ def test_an_upstream_that_is_away_is_waited_for(tmp_path: Path) -> None:
             second.close()
 
 
+def test_an_upstream_that_answers_502_for_ever_ends_the_sample_though_it_may_be_sent_again(tmp_path: Path) -> None:
+    """Not 410: the SDK would submit it anew, for ever."""
+    with running_stack(tmp_path, *FLAGS, "--retry-ambiguous") as stack:
+        connection = connect_to(stack.gateway, 0)
+        client = Client(connection, stack.model)
+        stack.simulator.script(status(502, "bad gateway", None))
+        request_id = submit(connection, client.body(1, PROMPT))["request_id"]
+        category, text = failure_of(connection, request_id)
+        assert (category, "502: bad gateway" in text) == ("server", True), text
+        assert stack.simulator.stats()["received"] == 2
+        connection.close()
+
+
 class TestTwoUpstreams:
     @pytest.fixture
     def other(self, tmp_path: Path) -> Iterator[Simulator]:

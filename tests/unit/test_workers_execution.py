@@ -95,7 +95,7 @@ class Bench:
         self.clock.advance(delay_s)
         await asyncio.sleep(0)
 
-    async def _mark_paused(self, running: Running, paused: bool) -> None:
+    def _mark_paused(self, running: Running, paused: bool) -> None:
         assert running is self.running
         self.marks.append(paused)
 

@@ -435,7 +435,7 @@ async def test_a_poll_at_another_worker_is_told_that_no_upstream_takes_the_sampl
     running = bench.dispatcher.running(KEY)
     assert running is not None
     for paused, state in ((True, "paused_capacity"), (False, "active")):
-        await bench.store.mark_paused(KEY, running.claim, paused=paused)
+        bench.store.mark_paused(KEY, running.claim, paused=paused)
         answered = await other.retrieve(promised)
         assert (answered.status, answered.json["queue_state"]) == (408, state)
     other.store.fail_before = AWAY
