@@ -20,6 +20,7 @@ from workers.http.watch import EXTENSION, Connection
 from workers.keyring import Keyring
 from workers.models import Catalogue
 from workers.pool import UpstreamPool
+from workers.registry import Registry
 from workers.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class AppBench(WorkerBench):
             waiters=self.waiters,
             sessions=self.sessions,
             pool=self.pool,
+            registry=Registry(self.store, self.pool, ("http://upstream",)),
             clocks=self.clocks,
             settlements=self.settlements,
             counters=self.counters,

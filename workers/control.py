@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.core.model import SampleKey
+from shared.core.upstream_list import PUBLISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class Finish:
     session_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Upstreams:
+    """A list of upstreams was published: read it."""
+
+
 def cancel_message(key: SampleKey) -> bytes:
     return f"cancel {key.session_key} {key.seq_id}".encode()
 
@@ -29,8 +35,10 @@ def finish_message(session_id: str) -> bytes:
     return f"finish {session_id}".encode()
 
 
-def parse(message: bytes) -> Cancel | Finish | None:
+def parse(message: bytes) -> Cancel | Finish | Upstreams | None:
     """None for what another version may have sent."""
+    if message == PUBLISHED:
+        return Upstreams()
     try:
         verb, *words = message.decode().split(" ")
     except UnicodeDecodeError:

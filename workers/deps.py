@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from workers.dispatcher import Dispatcher
     from workers.keyring import Keyring
     from workers.pool import UpstreamPool
+    from workers.registry import Registry
     from workers.sessions import Sessions
     from workers.settlements import Settlements
     from workers.waiters import Waiters
@@ -37,6 +38,7 @@ class Deps:
     waiters: Waiters
     sessions: Sessions
     pool: UpstreamPool
+    registry: Registry
     clocks: DeliveryClocks
     settlements: Settlements
     counters: Counters

@@ -68,7 +68,7 @@ class Executor:
         budget = retry.Budget()
         avoid: Upstream | None = None
         for attempt in range(1, 2**16):
-            upstream = self._pool.choose(running.target.upstream_name, avoid)
+            upstream = self._pool.choose(running.target.upstream_name, avoid, running.key.session_key)
             outcome = await self._attempt(running, upstream, attempt)
             if not isinstance(outcome, Fault):
                 return Ending(State.READY, outcome)
@@ -94,7 +94,7 @@ class Executor:
             if isinstance(reply, Fault):
                 return reply
             decoded.append(reply)
-        upstream.succeeded()
+        self._pool.completed(upstream)
         return await self._encoded(running, decoded)
 
     async def _encoded(self, running: Running, decoded: Sequence[vllm.Decoded]) -> bytes | Fault:
@@ -115,10 +115,9 @@ class Executor:
     def _judge(self, upstream: Upstream, fault: Fault, budget: retry.Budget) -> retry.Decision:
         name = _FAULT_COUNTERS[fault.kind]
         setattr(self._counters, name, getattr(self._counters, name) + 1)
-        now_s = self._clock.monotonic_s()
         if fault.upstream_down:
-            upstream.failed(now_s)
-        decision = retry.decide(fault, budget, self._policy, now_s, self._rng_unit())
+            self._pool.broke(upstream)
+        decision = retry.decide(fault, budget, self._policy, self._clock.monotonic_s(), self._rng_unit())
         if isinstance(decision, retry.Wait) and fault.kind is not FaultClass.NEVER_EXECUTED:
             self._counters.reexecutions += 1
         return decision

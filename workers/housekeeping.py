@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from shared.core.lifecycle import State
@@ -36,8 +38,11 @@ _AT_ONCE: Final = 500
 
 
 class Housekeeping:
-    def __init__(self, deps: Deps, owner: str, settings: Settings) -> None:
+    def __init__(
+        self, deps: Deps, owner: str, settings: Settings, rng_unit: Callable[[], float] = random.random
+    ) -> None:
         self._deps = deps
+        self._rng_unit = rng_unit
         self._owner = owner
         self._lease_s = settings.lease_s
         self._session_timeout_ms = round(settings.session_timeout_s * 1000)
@@ -50,17 +55,19 @@ class Housekeeping:
 
     def duties(self) -> list[Callable[[], Coroutine[None, None, None]]]:
         """Endless coroutines, one per duty; whoever starts them owns and cancels them."""
-        return [self._tend_store, self._probe, self._learn_models, self._deps.clocks.run]
+        return [
+            self._tend_store,
+            self._probe,
+            self._learn_models,
+            self._deps.clocks.run,
+            self._deps.registry.run,
+        ]
 
     async def _tend_store(self) -> None:
         while True:
             tended = await self._try("store", self.tend_store)
-            try:
-                # What was kept for a store that is away is wanted there as soon as it is back.
-                async with asyncio.timeout(RENEW_EVERY_S if tended else RETRY_EVERY_S):
-                    await self._hurry.wait()
-            except TimeoutError:
-                pass
+            # What was kept for a store that is away is wanted there as soon as it is back.
+            await _wait(self._hurry, RENEW_EVERY_S if tended else RETRY_EVERY_S)
             self._hurry.clear()
 
     def hurry(self) -> None:
@@ -69,20 +76,26 @@ class Housekeeping:
 
     async def _probe(self) -> None:
         while True:
-            await asyncio.sleep(PROBE_EVERY_S)
+            await asyncio.sleep(self._jittered(PROBE_EVERY_S))
             await self._try("probe", self._deps.pool.probe)
 
     async def _learn_models(self) -> None:
         while True:
             # Until an upstream has answered once, nothing can be sampled: ask often.
-            await asyncio.sleep(MODELS_EVERY_S if self._deps.pool.catalogue.known else PROBE_EVERY_S)
+            every_s = MODELS_EVERY_S if self._deps.pool.catalogue.known else PROBE_EVERY_S
+            await _wait(self._deps.pool.changed, self._jittered(every_s))
             await self._try("models", self._deps.pool.learn_models)
 
+    def _jittered(self, seconds: float) -> float:
+        """Within a quarter: workers that started together must not ask together for ever."""
+        return seconds * (0.75 + 0.5 * self._rng_unit())
+
     async def tend_store(self) -> None:
-        """One turn: lease, inbox, sessions, reaping. Raises `StoreError`."""
+        """One turn: lease, inbox, list of upstreams, sessions, reaping. Raises `StoreError`."""
         await self._renew()
         for message in await self._deps.store.take_inbox(self._owner):
             self.on_control(message)
+        await self._deps.registry.sync()
         await self._write_signs_of_life()
         await self._end_dead_sessions()
         await self._count_expiring()
@@ -95,6 +108,8 @@ class Housekeeping:
             case control.Finish(session_id):
                 self._deps.sessions.mark_finished(session_id)
                 self._deps.dispatcher.end_session(session_id)
+            case control.Upstreams():
+                self._deps.registry.look()
 
     async def _renew(self) -> None:
         held = await self._deps.store.renew_lease(self._owner, ttl_s=self._lease_s)
@@ -213,3 +228,9 @@ async def _all(calls: Iterable[Coroutine[None, None, None]]) -> None:
     for outcome in await asyncio.gather(*calls, return_exceptions=True):
         if outcome is not None:
             raise outcome
+
+
+async def _wait(event: asyncio.Event, at_most_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(at_most_s):
+            await event.wait()

@@ -41,6 +41,9 @@ class UpstreamPool:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._upstreams = [Upstream(url) for url in urls]
+        self._leaving: set[Upstream] = set()
+        self.on_broken: Callable[[], None] = _nothing
+        self.changed = asyncio.Event()
         self._forwarder = forwarder
         self.catalogue = catalogue
         self._clock = clock
@@ -51,10 +54,36 @@ class UpstreamPool:
         self._served: dict[Upstream, list[Served]] = {}
         self._serving: dict[str, list[Upstream]] = {}
 
-    def choose(self, model_name: str, avoid: Upstream | None = None) -> Upstream:
-        """Among those that list `model_name` (an upstream's name): another's 404 would end the client's run."""
+    def choose(self, model_name: str, avoid: Upstream | None = None, session_key: str = "") -> Upstream:
+        """Among those that list `model_name` (an upstream's name): another's 404 would end the client's run.
+
+        `session_key`: what should meet one upstream as often as possible, for its prefix cache.
+        """
         serving = self._serving.get(model_name, self._upstreams)
-        return rules.choose(serving, self._clock.monotonic_s(), avoid)
+        return rules.choose(serving, self._clock.monotonic_s(), avoid, session_key)
+
+    def broke(self, upstream: Upstream) -> None:
+        """An exchange says that it is broken. It may have moved: `on_broken` is told."""
+        upstream.failed(self._clock.monotonic_s())
+        self.on_broken()
+
+    def completed(self, upstream: Upstream) -> None:
+        upstream.succeeded(self._clock.monotonic_s())
+
+    def replace(self, urls: Sequence[str]) -> None:
+        """Ask these from now on; what runs at others runs to its end. `changed` is set when something is new.
+
+        What the old ones served stays known until a new one has told what it serves.
+        """
+        before = self._upstreams
+        if [upstream.url for upstream in before] == list(urls):
+            return
+        known = {upstream.url: upstream for upstream in (*self._leaving, *before)}
+        self._upstreams = [known.get(url) or Upstream(url) for url in dict.fromkeys(urls)]
+        self._leaving = {upstream for upstream in known.values() if upstream not in self._upstreams}
+        self._served = {upstream: told for upstream, told in self._served.items() if upstream in self._upstreams}
+        self._take_over()
+        self.changed.set()
 
     @property
     def all_rest(self) -> bool:
@@ -62,7 +91,9 @@ class UpstreamPool:
 
     def statuses(self) -> tuple[UpstreamStatus, ...]:
         now_s = self._clock.monotonic_s()
-        return tuple(upstream.status(now_s) for upstream in self._upstreams)
+        self._leaving = {upstream for upstream in self._leaving if upstream.attempts}
+        present = [upstream.status(now_s) for upstream in self._upstreams]
+        return (*present, *(upstream.status(now_s, leaving=True) for upstream in self._leaving))
 
     async def resolve(self, model: ModelRef) -> Target:
         """Where samples of this model go; asks the upstreams again when the name is new.
@@ -79,13 +110,15 @@ class UpstreamPool:
 
     async def learn_models(self) -> None:
         """Ask every upstream what it serves; one that does not answer keeps what it told before."""
+        self.changed.clear()
         self._asked_s = self._clock.monotonic_s()
         self._times_asked += 1
         await self._learn_from(self._upstreams)
 
     async def probe(self) -> None:
         """Find out whether upstreams that rest, or hold requests open, still take connections."""
-        doubtful = [upstream for upstream in self._upstreams if upstream.attempts or upstream.failures]
+        now_s = self._clock.monotonic_s()
+        doubtful = [upstream for upstream in (*self._upstreams, *self._leaving) if upstream.in_doubt(now_s)]
         await self._learn_from(doubtful)
         now_s = self._clock.monotonic_s()
         for upstream in doubtful:
@@ -113,18 +146,24 @@ class UpstreamPool:
 
     async def _learn_from(self, upstreams: Sequence[Upstream]) -> None:
         replies = await asyncio.gather(*(self._listing(upstream) for upstream in upstreams))
-        told = {upstream: served for upstream, served in zip(upstreams, replies, strict=True) if served is not None}
-        if told:
-            self._served.update(told)
+        for upstream, served in zip(upstreams, replies, strict=True):
+            # It may have been taken off the list while it was asked.
+            if served is not None and upstream in self._upstreams:
+                self._served[upstream] = served
+        self._take_over()
+
+    def _take_over(self) -> None:
+        self._serving = _by_name(self._served)
+        if self._served:
             self.catalogue.replace(model for served in self._served.values() for model in served)
-            self._serving = _by_name(self._served)
 
     async def _listing(self, upstream: Upstream) -> list[Served] | None:
         reply = await self._forwarder.get(upstream, upstream.models_url, _LISTING_TIMEOUT_S)
         if isinstance(reply, Fault):
             if reply.upstream_down:
-                upstream.failed(self._clock.monotonic_s())
+                self.broke(upstream)
             return None
+        upstream.answered_probe(self._clock.monotonic_s())
         try:
             return decode_listing(reply)
         except ValueError as error:
@@ -139,6 +178,10 @@ class UpstreamPool:
         )
         for attempt in open_attempts:
             attempt.break_off(BreakKind.DRAINING)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _by_name(served: Mapping[Upstream, Iterable[Served]]) -> dict[str, list[Upstream]]:

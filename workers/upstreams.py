@@ -1,13 +1,20 @@
 """The upstreams as this worker sees them: which one next, which one rests, what they offer.
 
 Busy is not broken. Only a fault that says so (`Fault.upstream_down`: refused, reset, a dead engine) rests an upstream,
-for a time that grows while it keeps failing; one success ends it. When all rest, the one whose rest ends first is asked
-all the same: the gateway in front of a single upstream must notice its return.
+for a time that grows while it keeps failing. When that is over it must answer a probe before it is given samples again;
+one success ends it, too. When all rest, the one whose rest ends first is asked all the same: the gateway in front of a
+single upstream must notice its return.
+
+A sampling session stays with one upstream, for its prefix cache, as long as that one is not much busier than the others
+(consistent hashing with bounded loads; Mirrokni, Thorup, Zadimoghaddam 2016). Every worker finds the same one.
 """
 
 from __future__ import annotations
 
+import math
+import zlib
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from yarl import URL
@@ -26,6 +33,12 @@ _LONGEST_REST_S: Final = 10.0
 # vLLM after SIGTERM keeps old connections open, without a byte, until the client gives up (observed: 40 s and more),
 # while it refuses new ones. Five seconds of refusals tell it from a restart behind a proxy.
 REFUSED_FOR_S: Final = 5.0
+# An upstream that has just completed a sample, or answered a probe, is not asked for a sign of life: sixty workers that
+# ask a busy server every two seconds are a load of their own.
+_QUIET_S: Final = 4.0
+# How many times the mean load a session's own upstream may have before others take its samples.
+_HOME_SHARE: Final = 1.25
+_HASH_MASK: Final = 2**64 - 1
 
 
 @dataclass(eq=False, slots=True)
@@ -48,28 +61,35 @@ class Upstream:
     url: str
     failures: int = 0
     resting_until_s: float = 0.0
+    on_probation: bool = False
     refused_since_s: float | None = None
+    heard_s: float = float("-inf")
     attempts: set[Attempt] = field(default_factory=set)
     completions_url: URL = field(init=False)
     models_url: URL = field(init=False)
+    load_adapter_url: URL = field(init=False)
+    _salt: int = field(init=False)
 
     def __post_init__(self) -> None:
         base = self.url.rstrip("/")
         self.completions_url = URL(base + "/v1/completions")
         self.models_url = URL(base + "/v1/models")
+        self.load_adapter_url = URL(base + "/v1/load_lora_adapter")
+        self._salt = int.from_bytes(blake2b(base.encode(), digest_size=8).digest(), "big") | 1
 
     @property
     def in_flight(self) -> int:
         return len(self.attempts)
 
     def rests(self, now_s: float) -> bool:
-        return now_s < self.resting_until_s
+        return self.on_probation or now_s < self.resting_until_s
 
     def failed(self, now_s: float) -> None:
         """It is broken, not busy: rest it."""
         self.failures += 1
+        self.on_probation = True
         # Many requests fail at once when one server dies: they are one failure.
-        if not self.rests(now_s):
+        if now_s >= self.resting_until_s:
             rest_s = min(_FIRST_REST_S * 2 ** min(self.failures - 1, 10), _LONGEST_REST_S)
             self.resting_until_s = now_s + rest_s
 
@@ -82,27 +102,66 @@ class Upstream:
         """It took a connection."""
         self.refused_since_s = None
 
-    def succeeded(self) -> None:
+    def succeeded(self, now_s: float) -> None:
+        """It completed a sample."""
+        self.heard_s = now_s
         self.failures = 0
+        self.on_probation = False
         self.resting_until_s = 0.0
         self.refused_since_s = None
+
+    def answered_probe(self, now_s: float) -> None:
+        """It lives. Whether it completes samples is for the next one to show: its failures still count."""
+        self.heard_s = now_s
+        self.on_probation = self.on_probation and now_s < self.resting_until_s
+
+    def in_doubt(self, now_s: float) -> bool:
+        """Whether a probe would tell something new."""
+        if self.failures or self.refused_since_s is not None:
+            return True
+        return bool(self.attempts) and now_s - self.heard_s >= _QUIET_S
 
     def holds_open_while_refusing(self, now_s: float) -> bool:
         """It refuses new connections for so long that its open requests will never be answered."""
         since_s = self.refused_since_s
         return bool(self.attempts) and since_s is not None and now_s - since_s >= REFUSED_FOR_S
 
-    def status(self, now_s: float) -> UpstreamStatus:
-        return UpstreamStatus(self.url, "resting" if self.rests(now_s) else "up", self.in_flight, self.failures)
+    def status(self, now_s: float, *, leaving: bool = False) -> UpstreamStatus:
+        state = "leaving" if leaving else "resting" if self.rests(now_s) else "up"
+        return UpstreamStatus(self.url, state, self.in_flight, self.failures)
+
+    def attraction(self, session: int) -> int:
+        """The upstream with the highest is a session's own."""
+        return session * self._salt & _HASH_MASK
 
 
-def choose(upstreams: Sequence[Upstream], now_s: float, avoid: Upstream | None = None) -> Upstream:
-    """The upstream to ask next: awake, least in flight, and not the one that has just failed if there is another."""
+def choose(
+    upstreams: Sequence[Upstream], now_s: float, avoid: Upstream | None = None, session_key: str = ""
+) -> Upstream:
+    """The upstream to ask next: awake, and not the one that has just failed if there is another.
+
+    Of these the session's own, unless it is much busier than the others; else the one with the least in flight.
+    """
     awake = [upstream for upstream in upstreams if not upstream.rests(now_s)]
     if not awake:
         return min(upstreams, key=lambda upstream: upstream.resting_until_s)
     others = [upstream for upstream in awake if upstream is not avoid] or awake
+    if len(others) == 1:
+        return others[0]
+    if session_key and not _is_overloaded(home := _home(others, session_key), others):
+        return home
     return min(others, key=_in_flight)
+
+
+def _home(upstreams: Sequence[Upstream], session_key: str) -> Upstream:
+    session = zlib.crc32(session_key.encode())
+    return max(upstreams, key=lambda upstream: upstream.attraction(session))
+
+
+def _is_overloaded(home: Upstream, upstreams: Sequence[Upstream]) -> bool:
+    """Whether one more sample puts it above its share of all that runs then."""
+    total = sum(upstream.in_flight for upstream in upstreams) + 1
+    return home.in_flight + 1 > math.ceil(_HOME_SHARE * total / len(upstreams))
 
 
 def all_rest(upstreams: Iterable[Upstream], now_s: float) -> bool:

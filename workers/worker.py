@@ -35,6 +35,7 @@ from workers.keyring import Keyring
 from workers.loop_lag import LoopLag
 from workers.models import Catalogue
 from workers.pool import UpstreamPool
+from workers.registry import Registry
 from workers.sessions import Sessions
 from workers.settlements import Settlements
 from workers.waiters import Waiters
@@ -75,6 +76,7 @@ class Worker:
         forwarder = Forwarder(self._http, self._clock, self._probe_http)
         catalogue = Catalogue(settings.models, settings.lora_name_template)
         self._pool = UpstreamPool(settings.upstreams, forwarder, catalogue, self._clock)
+        self._registry = Registry(self._store, self._pool, settings.upstreams)
         executor = Executor(
             self._pool,
             forwarder,
@@ -102,6 +104,7 @@ class Worker:
             waiters=self._waiters,
             sessions=Sessions(self._store, self._clock),
             pool=self._pool,
+            registry=self._registry,
             clocks=DeliveryClocks(self._store, settings, self._counters, settlements),
             settlements=settlements,
             counters=self._counters,
@@ -180,6 +183,8 @@ class Worker:
                 # Replaced while the store is away: queued connections wait for it in the slot's socket.
                 log.warning("store does not answer yet", extra={"error": str(error)})
                 await asyncio.sleep(_OPEN_RETRY_S)
+        with suppress(StoreError):  # then the first turn of the housekeeping follows the list
+            await self._registry.sync()
         await self._pool.learn_models()
         for duty in [*self._housekeeping.duties(), self._lag.run, self._report]:
             self._tasks.append(asyncio.create_task(duty()))

@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+# What is broadcast to the workers when a list was published.
+PUBLISHED = b"upstreams"
+
 
 @dataclass(frozen=True, slots=True)
 class UpstreamList:

@@ -10,6 +10,7 @@ import pytest
 
 from shared.core.lifecycle import State
 from shared.core.record import Claim
+from shared.core.upstream_list import PUBLISHED, UpstreamList
 from shared.store.base import StoreFull, StoreUnavailable
 from shared.store.refill import REFILL_S
 from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, SESSION_ID, WorkerBench, session, until
@@ -20,6 +21,7 @@ from workers.deps import Deps, Live
 from workers.housekeeping import Housekeeping
 from workers.keyring import Keyring
 from workers.models import Catalogue, Served
+from workers.registry import Registry
 from workers.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class FakePool:
         self.catalogue.replace([Served("sim/tiny", None, 4096)])
         self.probes = 0
         self.listings = 0
+        self.changed = asyncio.Event()
+        self.lists: list[tuple[str, ...]] = []
 
     async def probe(self) -> None:
         self.probes += 1
@@ -46,7 +50,12 @@ class FakePool:
             raise RuntimeError("broken")
 
     async def learn_models(self) -> None:
+        self.changed.clear()
         self.listings += 1
+
+    def replace(self, urls: tuple[str, ...]) -> None:
+        self.lists.append(urls)
+        self.changed.set()
 
 
 class Bench(WorkerBench):
@@ -54,13 +63,15 @@ class Bench(WorkerBench):
         super().__init__(server, owner, lease_s=30.0, session_timeout_s=300.0)
         self.sessions = Sessions(self.store, self.clock)
         self.pool = FakePool()
+        self.registry = Registry(self.store, self.pool, ("http://flag",))  # type: ignore[arg-type] # as below
         deps = Deps(
             live=Live(self.settings, Keyring(())),
             store=self.store,
             dispatcher=self.dispatcher,
             waiters=self.waiters,
             sessions=self.sessions,
-            pool=self.pool,  # type: ignore[arg-type] # only its two duties are asked for
+            pool=self.pool,  # type: ignore[arg-type] # only its duties are asked for
+            registry=self.registry,
             clocks=DeliveryClocks(self.store, self.settings, self.counters, self.settlements),
             settlements=self.settlements,
             counters=self.counters,
@@ -71,6 +82,9 @@ class Bench(WorkerBench):
 
     def is_refilling(self) -> bool:
         return self.dispatcher.refilling
+
+    def waits_for_a_change(self) -> bool:
+        return bool(self.pool.changed._waiters)  # type: ignore[attr-defined] # of asyncio.Event
 
     async def turn(self) -> None:
         await self.housekeeping.tend_store()
@@ -380,6 +394,43 @@ async def test_results_that_expire_unread_are_counted_once(bench: Bench) -> None
     await bench.turn()
     await bench.turn()
     assert bench.counters.expired_undelivered == 1
+
+
+# -- the list of upstreams --------------------------------------------------------------------------------------------
+
+
+async def test_a_published_list_is_followed_and_told_to_a_store_that_lost_it(bench: Bench) -> None:
+    published = UpstreamList(1, ("http://new",))
+    await bench.turn()
+    assert bench.pool.lists == []
+    await bench.store.offer_upstreams(published)
+    await bench.turn()
+    await bench.turn()
+    assert bench.pool.lists == [("http://new",)]
+    bench.server.wipe()
+    await bench.turn()
+    assert bench.server.upstreams == published
+    assert bench.pool.lists == [("http://new",)]
+
+
+async def test_a_message_makes_a_worker_read_the_list_at_once(bench: Bench) -> None:
+    run = asyncio.create_task(bench.registry.run())
+    await bench.store.offer_upstreams(UpstreamList(1, ("http://new",)))
+    assert bench.pool.lists == []
+    bench.housekeeping.on_control(PUBLISHED)
+    await until(lambda: bench.pool.lists)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+
+
+async def test_models_of_new_upstreams_are_learned_at_once(bench: Bench) -> None:
+    learn = asyncio.create_task(bench.housekeeping._learn_models())
+    await until(lambda: bench.waits_for_a_change())
+    assert bench.pool.listings == 0
+    bench.pool.replace(("http://new",))
+    await until(lambda: bench.pool.listings == 1)
+    learn.cancel()
+    await asyncio.gather(learn, return_exceptions=True)
 
 
 # -- the duties themselves --------------------------------------------------------------------------------------------

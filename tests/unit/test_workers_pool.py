@@ -226,8 +226,8 @@ async def test_an_upstream_that_comes_later_is_chosen_from_then_on() -> None:
     assert bench.pool.choose("one", first) is first
     bench.serve("one", url="http://b")
     # It had refused, so it is probed long before everybody is asked again.
+    bench.clock.advance(1.0)
     await bench.pool.probe()
-    bench.clock.advance(60.0)
     assert bench.pool.choose("one", first).url == "http://b"
 
 
@@ -273,3 +273,104 @@ async def test_a_busy_upstream_is_not_broken(bench: Bench) -> None:
         await bench.pool.probe()
     assert exchange.kind is None
     assert not bench.pool.all_rest
+
+
+async def test_healthy_traffic_is_not_probed(bench: Bench) -> None:
+    bench.serve("org/base")
+    bench.open_exchange()
+    bench.pool.completed(bench.pool.choose("org/base"))
+    await bench.pool.probe()
+    assert bench.forwarder.asked == []
+    bench.clock.advance(10.0)
+    await bench.pool.probe()
+    assert bench.forwarder.asked == ["http://a"]
+
+
+# -- another list -----------------------------------------------------------------------------------------------------
+
+
+async def test_another_list_of_upstreams_counts_at_once() -> None:
+    bench = Bench("http://a", "http://b")
+    bench.serve("one", url="http://a")
+    bench.serve("one", url="http://b")
+    bench.serve("one", "two", url="http://c")
+    await bench.pool.learn_models()
+    kept = next(
+        u for u in (bench.pool.choose("one"), bench.pool.choose("one", bench.pool.choose("one"))) if "b" in u.url
+    )
+    bench.pool.replace(["http://b", "http://c"])
+    assert bench.pool.changed.is_set()
+    assert bench.pool.choose("one") is kept
+    await bench.pool.learn_models()
+    assert not bench.pool.changed.is_set()
+    assert bench.pool.choose("one", kept).url == "http://c"
+    assert set(bench.pool.catalogue.base_models()) == {"one", "two"}
+    assert [(told.url, told.state) for told in bench.pool.statuses()] == [("http://b", "up"), ("http://c", "up")]
+
+
+async def test_the_same_list_changes_nothing(bench: Bench) -> None:
+    before = bench.pool.choose("org/base")
+    bench.pool.replace(["http://a"])
+    assert not bench.pool.changed.is_set()
+    assert bench.pool.choose("org/base") is before
+
+
+async def test_what_runs_at_an_upstream_that_left_runs_to_its_end(bench: Bench) -> None:
+    exchange = bench.open_exchange()
+    old = bench.pool.choose("org/base")
+    bench.pool.replace(["http://b"])
+    assert exchange.kind is None
+    assert [(told.url, told.state, told.in_flight) for told in bench.pool.statuses()] == [
+        ("http://b", "up", 0),
+        ("http://a", "leaving", 1),
+    ]
+    bench.pool.replace(["http://b", "http://a"])
+    assert bench.pool.statuses()[1].in_flight == 1
+    bench.pool.replace(["http://b"])
+    old.attempts.clear()
+    assert [told.url for told in bench.pool.statuses()] == ["http://b"]
+
+
+async def test_an_upstream_that_left_and_hangs_is_broken_off(bench: Bench) -> None:
+    """D18: a trainer that stops vLLM here and starts it elsewhere."""
+    exchange = bench.open_exchange()
+    bench.serve("org/base", url="http://b")
+    bench.pool.replace(["http://b"])
+    await bench.pool.probe()
+    bench.clock.advance(REFUSED_FOR_S)
+    await bench.pool.probe()
+    assert exchange.kind is BreakKind.DRAINING
+    assert not bench.pool.all_rest
+
+
+async def test_until_a_new_upstream_has_told_its_models_the_old_ones_count(bench: Bench) -> None:
+    """A publication must not turn submissions away for the time of a question."""
+    bench.serve("org/base")
+    await bench.pool.learn_models()
+    bench.pool.replace(["http://b"])
+    assert (await bench.pool.resolve(BASE)).context_tokens == 64
+    assert bench.pool.choose("org/base").url == "http://b"
+
+
+async def test_what_an_upstream_tells_that_has_left_meanwhile_is_not_kept(bench: Bench) -> None:
+    bench.serve("org/base")
+    bench.forwarder.gate = asyncio.Event()
+    learning = asyncio.create_task(bench.pool.learn_models())
+    await until(lambda: bench.forwarder.asked)
+    bench.pool.replace(["http://b"])
+    bench.forwarder.gate.set()
+    await learning
+    assert not bench.pool.catalogue.known
+
+
+async def test_who_minds_hears_of_what_broke(bench: Bench) -> None:
+    """It may have moved: the list is read again."""
+    heard: list[str] = []
+    bench.pool.on_broken = lambda: heard.append("broke")
+    upstream = bench.pool.choose("org/base")
+    bench.pool.completed(upstream)
+    assert heard == []
+    bench.pool.broke(upstream)
+    assert heard == ["broke"]
+    await bench.pool.learn_models()
+    assert heard == ["broke", "broke"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 from workers.upstreams import REFUSED_FOR_S, Upstream, all_rest, choose
 
 
@@ -26,11 +29,32 @@ def test_the_one_that_has_just_failed_is_avoided_if_there_is_another() -> None:
     assert choose([free], 0.0, avoid=free) is free
 
 
-def test_a_broken_one_rests_and_comes_back() -> None:
+def test_a_broken_one_rests_and_comes_back_when_it_answers_a_probe() -> None:
     broken, other = upstream("broken"), upstream("other", 5)
     broken.failed(10.0)
+    broken.answered_probe(10.5)
     assert choose([broken, other], 10.5) is other
+    assert choose([broken, other], 11.0) is other
+    broken.answered_probe(11.0)
     assert choose([broken, other], 11.0) is broken
+    broken.failed(11.0)
+    assert broken.resting_until_s == 13.0
+
+
+def test_only_what_a_probe_may_tell_something_new_about_is_in_doubt() -> None:
+    """Healthy traffic is a sign of life."""
+    idle, busy = upstream("idle"), upstream("busy", 2)
+    assert not idle.in_doubt(0.0)
+    assert busy.in_doubt(0.0)
+    busy.succeeded(10.0)
+    assert not busy.in_doubt(13.9)
+    assert busy.in_doubt(14.0)
+    busy.answered_probe(14.0)
+    assert not busy.in_doubt(17.9)
+    busy.refused(17.9)
+    assert busy.in_doubt(17.9)
+    idle.failed(20.0)
+    assert idle.in_doubt(20.0)
 
 
 def test_rest_grows_with_failures_to_a_limit_and_ends_with_a_success() -> None:
@@ -40,7 +64,7 @@ def test_rest_grows_with_failures_to_a_limit_and_ends_with_a_success() -> None:
         rests.append(made.resting_until_s - now_s)
         now_s = made.resting_until_s
     assert rests == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
-    made.succeeded()
+    made.succeeded(now_s)
     assert not made.rests(now_s)
     assert made.failures == 0
 
@@ -78,3 +102,54 @@ def test_an_upstream_that_refuses_while_it_holds_requests_is_found_out() -> None
 
 def test_a_trailing_slash_and_a_prefix_are_kept_right() -> None:
     assert str(Upstream("http://h:1/router/").completions_url) == "http://h:1/router/v1/completions"
+
+
+# -- affinity ---------------------------------------------------------------------------------------------------------
+
+
+def home_of(session_key: str, upstreams: list[Upstream]) -> Upstream:
+    return choose(upstreams, 0.0, session_key=session_key)
+
+
+def test_a_session_has_one_home_whoever_is_asked_and_in_whatever_order() -> None:
+    names = ["a:8000", "b:8000", "c:8000"]
+    one, other = [upstream(name) for name in names], [upstream(name) for name in reversed(names)]
+    for number in range(50):
+        assert home_of(f"session-{number}", one).url == home_of(f"session-{number}", other).url
+
+
+def test_sessions_spread_over_the_upstreams() -> None:
+    upstreams = [upstream(f"10.0.0.{number}:8000") for number in range(8)]
+    homes = Counter(home_of(f"session-{number}", upstreams).url for number in range(4000))
+    assert len(homes) == 8
+    assert min(homes.values()) > 400
+    assert max(homes.values()) < 600
+
+
+def test_an_upstream_less_moves_only_its_own_sessions() -> None:
+    upstreams = [upstream(f"10.0.0.{number}:8000") for number in range(4)]
+    for number in range(200):
+        before = home_of(f"session-{number}", upstreams)
+        if before is not upstreams[0]:
+            assert home_of(f"session-{number}", upstreams[1:]) is before
+
+
+def test_affinity_yields_where_its_home_is_much_busier() -> None:
+    """One session with everything in it, as RL has it, uses all upstreams."""
+    upstreams = [upstream(f"10.0.0.{number}:8000") for number in range(4)]
+    home = home_of("rollout", upstreams)
+    for number in range(1, 1001):
+        home_of("rollout", upstreams).attempts.add(FakeAttempt())  # type: ignore[arg-type]
+        assert home.in_flight <= math.ceil(1.25 * number / 4)
+    others = [made.in_flight for made in upstreams if made is not home]
+    assert home.in_flight == 313
+    assert max(others) - min(others) <= 1
+
+
+def test_a_session_leaves_a_home_that_rests_and_comes_back() -> None:
+    upstreams = [upstream("a:8000"), upstream("b:8000")]
+    home = home_of("session", upstreams)
+    home.failed(0.0)
+    assert home_of("session", upstreams) is not home
+    home.succeeded(1.0)
+    assert home_of("session", upstreams) is home
