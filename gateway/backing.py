@@ -16,6 +16,7 @@ from shared.clock import SystemClock
 from shared.core.errors import StartError
 from shared.store.base import StoreError
 from shared.store.open import make_store
+from shared.store.publishing import publish_upstreams
 from shared.store.reaping import reap
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class Backing(Protocol):
 
     async def watch(self) -> None:
         """Runs until cancelled: keeps `info` fresh and the embedded server alive."""
+        ...
+
+    async def upstream_list(self, wanted: Sequence[str] | None) -> Sequence[str]:
+        """Publish `wanted`, unless it is None; the list that is published then. Raises `StoreError`."""
         ...
 
     async def reap(self, owner: str) -> int:
@@ -167,6 +172,13 @@ class RedisBacking:
                 await asyncio.sleep(_LONGEST_RETRY_S)
             else:
                 return
+
+    async def upstream_list(self, wanted: Sequence[str] | None) -> Sequence[str]:
+        assert self._store is not None
+        if wanted is not None:
+            return (await publish_upstreams(self._store, wanted, self._clock)).urls
+        published = await self._store.read_upstreams()
+        return published.urls if published is not None else ()
 
     async def reap(self, owner: str) -> int:
         deadline_s = self._clock.monotonic_s() + _GIVE_UP_LEASES * self._settings.lease_s

@@ -30,6 +30,7 @@ _COMMANDS: Final = {
     "serve": ("gateway.cli", "serve", "Run the gateway (the same as no command)."),
     "check": ("gateway.check_command", "check", "Try everything that serve would need, and print a table."),
     "status": ("gateway.status", "status", "Show the workers, Redis, upstreams and samples of a running gateway."),
+    "upstreams": ("gateway.upstreams_command", "upstreams", "See and change the upstreams of a running gateway."),
     "new-key": ("gateway.new_key", "new_key", "Make an API key and its entry for --api-keys-file."),
     "demo": ("gateway.bench.demo", "demo", "See it work: simulated vLLM, gateway, samples, report. No GPU, no Redis."),
     "bench": ("gateway.bench.command", "bench", "Load a gateway, check every result, and report."),

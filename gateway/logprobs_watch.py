@@ -9,28 +9,52 @@ from typing import TYPE_CHECKING, Final
 from gateway.admin.report import RAW_LOGPROBS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import aiohttp
 
+    from shared.channel import UpstreamStatus
     from shared.config import Settings
 
 log = logging.getLogger("gateway.logprobs")
 
 # An upstream that is loading a model takes minutes; a probe is two tokens.
 _AGAIN_S: Final = 30.0
+# How soon an upstream that is new on the list is asked.
+_LOOK_S: Final = 1.0
 
 
 async def watch_logprobs(settings: Settings, known: dict[str, bool | None]) -> None:
-    """Fill `known` (upstream URL -> True, False, or None while unknown); returns when nothing is left to ask."""
+    """Fill `known` (upstream URL -> True, False, or None while unknown), also with what others add to it; endless."""
+    silent: set[str] = set()
+    due_s: dict[str, float] = {}
+    loop = asyncio.get_running_loop()
+    while True:
+        due = [url for url, scales in known.items() if scales is None and loop.time() >= due_s.get(url, 0.0)]
+        if due:
+            await _ask_all(settings, due, known, silent)
+            due_s = {url: at_s for url, at_s in due_s.items() if url in known}
+            due_s |= dict.fromkeys(due, loop.time() + _AGAIN_S)
+        await asyncio.sleep(_LOOK_S)
+
+
+def follow_upstreams(known: dict[str, bool | None], told: Sequence[UpstreamStatus]) -> None:
+    """Ask about those that a worker tells of; forget those that it asks no more."""
+    urls = [upstream.url for upstream in told if upstream.state != "leaving"]
+    for url in set(known).difference(urls):
+        del known[url]
+    for url in urls:
+        known.setdefault(url, None)
+
+
+async def _ask_all(settings: Settings, urls: list[str], known: dict[str, bool | None], silent: set[str]) -> None:
     from gateway.upstream_probe import session  # late: the HTTP client costs a start 0.3 s of CPU
 
-    silent: set[str] = set()
     async with session(settings.upstream_api_key) as http:
-        while True:
-            for upstream in [url for url, scales in known.items() if scales is None]:
-                known[upstream] = await _ask(http, settings, upstream, silent)
-            if None not in known.values():
-                return
-            await asyncio.sleep(_AGAIN_S)
+        for upstream in urls:
+            scales = await _ask(http, settings, upstream, silent)
+            if upstream in known:
+                known[upstream] = scales
 
 
 async def _ask(http: aiohttp.ClientSession, settings: Settings, upstream: str, silent: set[str]) -> bool | None:

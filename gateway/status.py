@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-import urllib.error
-import urllib.request
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import orjson
 
+from gateway.admin_client import admin_client, admin_options
 from gateway.quantities import human_bytes
-from shared.core.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,19 +19,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-_TIMEOUT_S: Final = 5.0
 _WATCH_EVERY_S: Final = 1.0
-# By the status code of a refusal.
-_HINTS: Final = {401: "; give --admin-key-file", 404: "; is that a gateway's admin address, not its public one?"}
 
 
 @click.command()
-@click.option(
-    "--admin", default="http://127.0.0.1:8001", show_default=True, metavar="URL", help="The gateway's admin address."
-)
-@click.option(
-    "--admin-key-file", metavar="PATH", help="File with the admin key, for a gateway that was started with one."
-)
+@admin_options
 @click.option("--json", "as_json", is_flag=True, help="Print /status as it is, for scripts.")
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
 def status(admin: str, admin_key_file: str | None, as_json: bool, watch: bool) -> int:
@@ -42,11 +32,7 @@ def status(admin: str, admin_key_file: str | None, as_json: bool, watch: bool) -
     \b
     Exit codes:  0 shown      3 no gateway answers there
     """
-    key = _key(admin_key_file)
-
-    def fetch() -> dict[str, Any]:
-        return _fetch(admin.rstrip("/") + "/status", key)
-
+    fetch = partial(admin_client(admin, admin_key_file).ask, "GET", "/status")
     if as_json:
         sys.stdout.write(orjson.dumps(fetch(), option=orjson.OPT_INDENT_2).decode() + "\n")
     elif watch:
@@ -54,33 +40,6 @@ def status(admin: str, admin_key_file: str | None, as_json: bool, watch: bool) -
     else:
         _show(fetch())
     return 0
-
-
-def _key(path: str | None) -> str | None:
-    path = path or os.environ.get("GATEWAY_ADMIN_KEY_FILE")
-    if not path:
-        return None
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read().strip()
-    except OSError as error:
-        raise StartError(f"--admin-key-file: {path!r} cannot be read: {error.strerror}") from None
-
-
-def _fetch(url: str, key: str | None) -> dict[str, Any]:
-    try:
-        request = urllib.request.Request(url, headers={"X-Admin-Key": key} if key else {})
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
-            body = orjson.loads(reply.read())
-    except urllib.error.HTTPError as error:
-        hint = _HINTS.get(error.code, "")
-        raise StartError(f"{url} answered {error.code}{hint}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise StartError(f"no gateway answers at {url}: {reason}; --admin says where to ask") from None
-    if not isinstance(body, dict):
-        raise StartError(f"{url} is not a gateway's status")
-    return body
 
 
 def _show(report: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from gateway import fleet as fleets
 from gateway.admin.accumulator import Accumulator
 from gateway.admin.app import admin_app, admin_server
 from gateway.admin.view import SlotView, SpareView, View
+from gateway.logprobs_watch import follow_upstreams
 from gateway.machine import Usage, usage
 from gateway.reread import for_running_gateway, roll_deadline_s
 from gateway.urls import redacted
@@ -155,6 +156,7 @@ class Supervisor:
     def on_message(self, serial: int, message: ToSupervisor) -> None:
         if isinstance(message, Status):
             self._accumulator.update(serial, message.counters)
+            follow_upstreams(self.logprobs_scale, message.upstreams)
             self._events.put_nowait(partial(self._fleet.heard, serial))
         elif isinstance(message, Warm):
             self._events.put_nowait(partial(self._fleet.warm, serial))
@@ -292,7 +294,11 @@ class Supervisor:
             loop_lag_ms=self._loop_lag_s * 1000,
             logprobs_scale=dict(self.logprobs_scale),
             spare=self._spare_view(self._fleet.spare),
+            flag_upstreams=self.settings.upstreams,
         )
+
+    async def upstream_list(self, wanted: Sequence[str] | None) -> Sequence[str]:
+        return await self._means.backing.upstream_list(wanted)
 
     def _spare_view(self, spare: Process | None) -> SpareView | None:
         process = self._processes.get(spare.serial) if spare is not None else None

@@ -61,7 +61,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 class UpstreamStatus(msgspec.Struct, frozen=True):
     url: str
-    state: str  # "up", "resting", "unknown"
+    state: str  # "up", "resting", "unknown", or "leaving": off the list, and ending what runs there
     in_flight: int
     failures: int
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import hmac
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import orjson
 import uvicorn
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
@@ -16,7 +15,9 @@ from starlette.routing import Route
 
 from gateway.admin.metrics import exposition
 from gateway.admin.page import page
+from gateway.admin.replies import json_response
 from gateway.admin.report import readiness, status
+from gateway.admin.upstreams import UpstreamsEndpoint
 from shared.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from gateway.admin.view import Controls
-
-
-def json_response(body: dict[str, Any], code: HTTPStatus = HTTPStatus.OK) -> Response:
-    return Response(orjson.dumps(body), code, media_type="application/json")
 
 
 class AdminKey:
@@ -93,7 +90,7 @@ class Endpoints:
 
 
 def admin_app(controls: Controls, key: str | None) -> ASGIApp:
-    endpoints = Endpoints(controls)
+    endpoints, upstreams = Endpoints(controls), UpstreamsEndpoint(controls)
     app = Starlette(
         routes=[
             Route("/livez", endpoints.livez),
@@ -101,6 +98,9 @@ def admin_app(controls: Controls, key: str | None) -> ASGIApp:
             Route("/status", endpoints.status),
             Route("/metrics", endpoints.metrics),
             Route("/", endpoints.page),
+            Route("/upstreams", upstreams.show, methods=["GET"]),
+            Route("/upstreams", upstreams.publish, methods=["PUT"]),
+            Route("/upstreams", upstreams.reset, methods=["DELETE"]),
             Route("/workers/{slot:int}/restart", endpoints.restart, methods=["POST"]),
             Route("/reload", endpoints.reload, methods=["POST"]),
         ]

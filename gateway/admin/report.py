@@ -24,6 +24,8 @@ _SAMPLE_COUNTERS: Final = (
     "duplicates_suppressed",
     "reexecutions",
 )
+# What one worker finds is what counts, the better the earlier here.
+_STATES: Final = ("up", "unknown", "resting", "leaving")
 RAW_LOGPROBS: Final = "sampled logprobs do not heed the temperature; start vLLM with --logprobs-mode processed_logprobs"
 
 
@@ -109,13 +111,13 @@ def upstreams(view: View) -> list[dict[str, Any]]:
 
 def _joint_state(states: Iterable[str]) -> str:
     seen = set(states)
-    return "up" if "up" in seen else "unknown" if "unknown" in seen else "resting"
+    return next((state for state in _STATES if state in seen), "unknown")
 
 
 def readiness(view: View) -> tuple[bool, dict[str, Any]]:
     """Ready when Redis answers and a worker serves that has an upstream which is not down."""
     serving = [slot.status for slot in view.slots if slot.state == "ready" and slot.status is not None]
-    reachable = any(upstream.state != "resting" for status in serving for upstream in status.upstreams)
+    reachable = any(upstream.state in ("up", "unknown") for status in serving for upstream in status.upstreams)
     reasons = []
     if view.redis is None:
         reasons.append("Redis does not answer")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gateway.machine import Usage
     from shared.channel import Status
@@ -44,7 +44,8 @@ class SpareView:
 class View:
     """`redis` is None while it does not answer; its URL is without a password. `spare`: None while there is none.
 
-    `logprobs_scale`: by upstream, None where it is not known yet.
+    `logprobs_scale`: by upstream, None where it is not known yet. `flag_upstreams`: those of the configuration, which
+    count while no list is published.
     """
 
     url: str
@@ -59,6 +60,7 @@ class View:
     loop_lag_ms: float
     logprobs_scale: Mapping[str, bool | None] = field(default_factory=dict)
     spare: SpareView | None = None
+    flag_upstreams: Sequence[str] = ()
 
 
 class Controls(Protocol):
@@ -72,4 +74,11 @@ class Controls(Protocol):
 
     def reload(self) -> None:
         """What SIGHUP does. Raises `ConfigError` when the configuration is wrong now; then nothing changes."""
+        ...
+
+    async def upstream_list(self, wanted: Sequence[str] | None) -> Sequence[str]:
+        """Publish `wanted`, unless it is None; the list that is published then, empty where there is none.
+
+        Raises `StoreError`.
+        """
         ...

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shared.clock import SystemClock
 from shared.core.lifecycle import SETTLED, SETTLING, State, allows
 from shared.core.model import SampleKey
 from shared.core.record import Claim, Header
-from shared.core.upstream_list import UpstreamList
+from shared.core.upstream_list import PUBLISHED, UpstreamList
 from shared.store.base import LogEntry, SessionState, Settled
+from shared.store.publishing import publish_upstreams
 from shared.store.reaping import reap
 from tests.contract.conftest import Heard
 
@@ -582,6 +584,32 @@ async def test_fifty_lists_race_and_the_latest_wins(bench: Bench) -> None:
     lists = [UpstreamList(NOW_MS + number, (f"http://{number}",)) for number in range(50)]
     await asyncio.gather(*(store.offer_upstreams(offered) for offered in reversed(lists)))
     assert await store.read_upstreams() == lists[-1]
+
+
+class _StandingClock(SystemClock):
+    """Two hosts whose clocks show the same, or one that lags behind."""
+
+    def wall_ms(self) -> int:
+        return NOW_MS
+
+
+async def test_a_list_that_is_published_is_the_latest_and_everybody_is_told(bench: Bench) -> None:
+    heard = Heard()
+    alice, bob = await bench.store(ALICE), await bench.store(BOB, heard)
+    await alice.offer_upstreams(UpstreamList(NOW_MS + 3_600_000, ("http://of-a-fast-clock",)))
+    published = await publish_upstreams(alice, ["http://a", "http://b"], _StandingClock())
+    await heard.until(lambda heard: heard.controls == [PUBLISHED])
+    assert await bob.read_upstreams() == published
+    assert published.urls == ("http://a", "http://b")
+
+
+async def test_of_lists_published_at_once_all_are_and_one_is_last(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    lists = await asyncio.gather(
+        *(publish_upstreams(store, [f"http://{number}"], _StandingClock()) for number in range(20))
+    )
+    assert len({published.version for published in lists}) == 20
+    assert await store.read_upstreams() == max(lists, key=lambda published: published.version)
 
 
 async def test_a_lock_has_one_holder(bench: Bench) -> None:

@@ -17,7 +17,7 @@ from shared.log import configure_logging
 from shared.store.base import StoreInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shared.config import Settings
 
@@ -30,6 +30,7 @@ class NoBacking:
     description = "nothing"
 
     def __init__(self, settings: Settings, run_dir: Path) -> None:
+        self.published: Sequence[str] = ()
         self.info: StoreInfo | None = StoreInfo("memory", "1", 10, 100, "noeviction")
 
     async def open(self) -> str:
@@ -37,6 +38,11 @@ class NoBacking:
 
     async def watch(self) -> None:
         await asyncio.Event().wait()
+
+    async def upstream_list(self, wanted: Sequence[str] | None) -> Sequence[str]:
+        if wanted is not None:
+            self.published = wanted
+        return self.published
 
     async def reap(self, owner: str) -> int:
         log.info("reaped", extra={"owner": owner})

@@ -15,9 +15,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from gateway import logprobs_watch
-from gateway.logprobs_watch import watch_logprobs
+from gateway.logprobs_watch import follow_upstreams, watch_logprobs
 from gateway.upstream_probe import OfferedModel, ProbeError, offered_models, probe_scaling, session
+from shared.channel import UpstreamStatus
 from shared.config import Settings
+from tests.worker_bench import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -96,11 +98,32 @@ async def test_an_error_status_is_passed_on() -> None:
             await offered_models(http, url + "/elsewhere")
 
 
+@asynccontextmanager
+async def watching(known: dict[str, bool | None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(watch_logprobs(Settings(), known))
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_the_supervisor_asks_until_it_knows() -> None:
     async with serving(Upstream(processed=False)) as raw, serving(Upstream(processed=True)) as fine:
         known: dict[str, bool | None] = {raw: None, fine: None}
-        await watch_logprobs(Settings(upstreams=(raw, fine)), known)
-        assert known == {raw: False, fine: True}
+        async with watching(known):
+            await until(lambda: known == {raw: False, fine: True})
+
+
+async def test_an_upstream_that_is_published_later_is_asked_and_one_that_left_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logprobs_watch, "_LOOK_S", 0.001)
+    known: dict[str, bool | None] = {}
+    async with serving(Upstream(processed=False)) as url, watching(known):
+        follow_upstreams(known, [UpstreamStatus(url, "up", 0, 0), UpstreamStatus("http://old", "leaving", 1, 0)])
+        assert known == {url: None}
+        await until(lambda: known == {url: False})
+        follow_upstreams(known, [])
+        assert known == {}
 
 
 class LateUpstream(Upstream):
@@ -116,10 +139,13 @@ class LateUpstream(Upstream):
 async def test_an_upstream_that_comes_late_is_logged_once_and_again_when_it_is_there(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logprobs_watch, "_AGAIN_S", 0.001)
+    for name in ("_AGAIN_S", "_LOOK_S"):
+        monkeypatch.setattr(logprobs_watch, name, 0.001)
     caplog.set_level(logging.INFO, "gateway.logprobs")
     async with serving(LateUpstream(processed=True)) as url:
-        await watch_logprobs(Settings(upstreams=(url,)), {url: None})
+        known: dict[str, bool | None] = {url: None}
+        async with watching(known):
+            await until(lambda: known[url])
     assert caplog.messages == ["an upstream does not answer as vLLM does", "an upstream answers now"]
 
 

@@ -72,10 +72,10 @@ class Connection:
         self._http.close()
 
 
-def call(method: str, url: str, body: Any = None) -> Reply:
+def call(method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
     """One request on a connection of its own."""
     parts = urlsplit(url)
-    connection = Connection(url)
+    connection = Connection(url, headers)
     try:
         return connection.call(method, parts.path or "/", body)
     finally:
