@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from shared import channel
