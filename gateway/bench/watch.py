@@ -94,7 +94,9 @@ class Observations:
 
     def take_counters(self, status: dict[str, Any] | None) -> None:
         """Of after the load: processes and lag are not looked at any more."""
-        self.last_status = status or self.last_status
+        if status is not None:
+            self.last_status = status
+            self._take_redis(status.get("redis") or {})
 
     def take_redis_processes(self, pids: list[int]) -> None:
         self.redis.look(_usages(pids))
