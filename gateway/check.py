@@ -210,7 +210,9 @@ def protobuf(implementation: str) -> Finding:
 
 
 def access(settings: Settings) -> Finding:
-    if settings.api_keys:
+    if settings.api_keys == ():
+        return warning("API keys", "the keys file has no entry: nobody gets in", "gateway keys add NAME")
+    if settings.api_keys is not None:
         return ok("API keys", f"{len(settings.api_keys)}: {', '.join(key.name for key in settings.api_keys[:8])}")
     if settings.allow_anonymous:
         return warning("API keys", "none: --allow-anonymous lets anybody in", "give --api-keys-file")

@@ -334,8 +334,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         _text,
         "PATH",
         "none",
-        'TOML file of [[keys]] with name = "..." and sha256 = "..."; `gateway new-key` writes an entry. Read again on'
-        " SIGHUP.",
+        "TOML file of the API keys that are let in, with their limits; `gateway keys` writes it. Read again on SIGHUP.",
     ),
     _switch(_ACCESS, "allow-anonymous", "Serve an address that is not loopback without any API key."),
     _flag(

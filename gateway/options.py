@@ -187,7 +187,7 @@ def _check_supported(settings: Settings) -> None:
 
 
 def _check_access(settings: Settings) -> None:
-    if not settings.api_keys and not settings.allow_anonymous and not is_loopback(settings.host):
+    if settings.api_keys is None and not settings.allow_anonymous and not is_loopback(settings.host):
         raise ConfigError(
             f"--host: {settings.host!r} is not a loopback address and there are no API keys;"
             " give --api-keys-file, or --allow-anonymous to let anybody in"

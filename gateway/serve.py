@@ -97,7 +97,7 @@ async def _open(stack: AsyncExitStack, settings: Settings, reread: Callable[[], 
 def ready_line(settings: Settings, public_url: str, admin_url: str, kept_in: str) -> str:
     """What an operator wants to know, and what an SDK user sets, in one line."""
     workers = f"{settings.workers} worker{'s' if settings.workers > 1 else ''}"
-    key = "ONE-OF-YOUR-KEYS" if settings.api_keys else "tml-anything"
+    key = "ONE-OF-YOUR-KEYS" if settings.api_keys is not None else "tml-anything"
     # An address to listen on everywhere is none to connect to.
     base_url = public_url.replace("//0.0.0.0:", "//THIS-HOST:").replace("//[::]:", "//THIS-HOST:")
     return (

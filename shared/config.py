@@ -20,11 +20,24 @@ class ModelName(msgspec.Struct, frozen=True):
     upstream_name: str
 
 
+class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one API key may take of a gateway; None is no limit but the worker's own."""
+
+    max_in_flight: int | None = None
+    max_in_flight_bytes: int | None = None
+    max_sessions: int | None = None
+    max_request_tokens: int | None = None  # num_samples x max_tokens of one request
+
+
+NO_LIMITS = KeyLimits()
+
+
 class ApiKey(msgspec.Struct, frozen=True):
     """One caller. `sha256` is the hex digest of the key; the key itself is nowhere."""
 
     name: str
     sha256: str
+    limits: KeyLimits = NO_LIMITS
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lora_path: str | None = None
     session_poll: bool = True
     training_upstream: str | None = None
-    api_keys: tuple[ApiKey, ...] = ()
+    api_keys: tuple[ApiKey, ...] | None = None  # None: no keys file, everybody is anonymous; (): nobody gets in
     allow_anonymous: bool = False
     admin_host: str = "127.0.0.1"
     admin_port: int = 8001

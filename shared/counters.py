@@ -31,6 +31,8 @@ class Counters:
     rejected_bytes: int = 0
     rejected_store: int = 0
     rejected_draining: int = 0
+    rejected_key: int = 0
+    rejected_share: int = 0
     polls: int = 0
     polls_abandoned: int = 0
     session_polls: int = 0

@@ -16,15 +16,18 @@ from shared.counters import Counters
 from shared.store.base import StoreUnavailable
 from shared.store.memory import MemoryServer, MemoryStore
 from workers.dispatcher import Dispatcher
+from workers.keyring import ANONYMOUS
 from workers.models import Target
 from workers.running import Ending
 from workers.settlements import Settlements
+from workers.tenants import Tenants
 from workers.waiters import Waiters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shared.core.model import SampleKey, SamplingSession
+    from workers.keyring import Caller
     from workers.running import Running
 
 OWNER: Final = "worker-000000001"
@@ -113,7 +116,7 @@ class WorkerBench:
         self.waiters = Waiters()
         self.counters = Counters()
         self.settlements = Settlements()
-        self.settlements = Settlements()
+        self.tenants = Tenants(self.settings.workers, shared=len(self.settings.api_keys or ()) > 1)
         self.dispatcher = Dispatcher(
             self.store,
             self.executor,  # type: ignore[arg-type] # all that is asked of an executor is `execute`
@@ -123,12 +126,17 @@ class WorkerBench:
             owner,
             self.settings,
             self.settlements,
+            self.tenants,
         )
 
     async def submit(
-        self, seq_id: int = 1, wanted: SampleSpec | None = None, of: SamplingSession | None = None
+        self,
+        seq_id: int = 1,
+        wanted: SampleSpec | None = None,
+        of: SamplingSession | None = None,
+        caller: Caller = ANONYMOUS,
     ) -> None:
-        await self.dispatcher.submit(of or session(), seq_id, wanted or spec(), TARGET)
+        await self.dispatcher.submit(of or session(), seq_id, wanted or spec(), TARGET, caller)
 
     async def started(self, seq_id: int = 1) -> SampleKey:
         """Submit, and wait until it executes."""

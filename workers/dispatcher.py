@@ -31,7 +31,7 @@ from workers.running import Ending, Phase, Running
 from workers.settling import STORE_RETRY_FIRST_S, STORE_RETRY_LONGEST_S, Settler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from shared.clock import Clock
     from shared.config import Settings
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from shared.counters import Counters
     from shared.store.base import Store
     from workers.execution import Executor
+    from workers.keyring import Caller
     from workers.models import Target
     from workers.settlements import Settlements
+    from workers.tenants import Tenants
     from workers.waiters import Waiters
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class Dispatcher:
         owner: str,
         settings: Settings,
         settlements: Settlements,
+        tenants: Tenants,
     ) -> None:
         self._store = store
         self._executor = executor
@@ -77,6 +80,7 @@ class Dispatcher:
         self._owner = owner
         self._settlements = settlements
         self._settler = Settler(store, clock, settings.undelivered_ttl_s, self._hold, self._note_full)
+        self._tenants = tenants
         self._limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         self._running: dict[SampleKey, Running] = {}
         self._by_session: dict[str, set[Running]] = {}
@@ -124,7 +128,9 @@ class Dispatcher:
 
     # -- submission ---------------------------------------------------------------------------------------------
 
-    async def submit(self, session: SamplingSession, seq_id: int, spec: SampleSpec, target: Target) -> None:
+    async def submit(
+        self, session: SamplingSession, seq_id: int, spec: SampleSpec, target: Target, caller: Caller
+    ) -> None:
         """Own this sample, or find that it is a duplicate of one that is owned. Returns when it is safe to promise.
 
         Raises `BadRequest` (another payload under this seq_id), `Overloaded`, `StoreError`.
@@ -132,21 +138,24 @@ class Dispatcher:
         key = session.key(seq_id)
         running = self._running.get(key)
         if running is None:
-            running = self._claim(session, key, spec, target)
+            running = self._claim(session, key, spec, target, caller)
             first = await self._begin(running)
         else:
             first = await _known(running)
         if first is not None:
             self._accept_duplicate(first, spec)
 
-    def _claim(self, session: SamplingSession, key: SampleKey, spec: SampleSpec, target: Target) -> Running:
+    def _claim(
+        self, session: SamplingSession, key: SampleKey, spec: SampleSpec, target: Target, caller: Caller
+    ) -> Running:
         held_bytes = len(spec.prompt) + _SAMPLE_OVERHEAD_BYTES
-        self._admit(held_bytes)
+        self._admit(held_bytes, caller)
         claim = Claim(self._owner, _FIRST_ATTEMPT, spec.num_samples, spec.digest)
         begun: asyncio.Future[Header | None] = asyncio.get_running_loop().create_future()
         # Duplicates may never come to look at it.
         begun.add_done_callback(_mark_retrieved)
-        running = Running(session, key, spec, claim, target, held_bytes, begun)
+        holding = self._tenants.take(caller, held_bytes)
+        running = Running(session, key, spec, claim, target, held_bytes, begun, holding)
         # No await between the look and this line: the second of two equal submissions finds the first.
         self._running[key] = running
         self._by_session.setdefault(session.session_id, set()).add(running)
@@ -154,10 +163,10 @@ class Dispatcher:
         self._idle.clear()
         return running
 
-    def _admit(self, sample_bytes: int) -> None:
+    def _admit(self, sample_bytes: int, caller: Caller) -> None:
         full = self._clock.monotonic_s() < self._full_until_s
         load = Load(len(self._running), self._in_flight_bytes, full, self._draining, self.refilling)
-        rejection = admit(load, self._limits, sample_bytes)
+        rejection = admit(load, self._limits, sample_bytes, self._tenants.tenancy(caller))
         if rejection is not None:
             self._count_rejection(rejection.reason)
             raise Overloaded(rejection.reason, rejection.message)
@@ -278,6 +287,10 @@ class Dispatcher:
         """Its session was finished, or fell silent: end all it runs. Returns how many."""
         return _end_all(self._by_session.get(session_id, ()), State.STALE)
 
+    def end_revoked(self, knows: Callable[[bytes], bool]) -> int:
+        """End what runs for keys that are no longer known: nobody may fetch it. Returns how many."""
+        return _end_all([running for running in self.all_running() if not knows(running.holding.digest)], State.STALE)
+
     def drain(self) -> None:
         """Take nothing more; what runs goes on."""
         self._draining = True
@@ -303,6 +316,7 @@ class Dispatcher:
 
     def _hold(self, running: Running, more_bytes: int) -> None:
         running.held_bytes += more_bytes
+        running.holding.in_flight_bytes += more_bytes
         self._in_flight_bytes += more_bytes
 
     def _release(self, running: Running) -> None:
@@ -310,6 +324,7 @@ class Dispatcher:
             del self._running[running.key]
             self._forget_of_session(running)
             self._in_flight_bytes -= running.held_bytes
+            self._tenants.release(running.holding, running.held_bytes)
         if not self._running:
             self._idle.set()
 
@@ -346,6 +361,8 @@ _REJECTIONS: Final = {
     "in_flight": "rejected_in_flight",
     "bytes": "rejected_bytes",
     "draining": "rejected_draining",
+    "key": "rejected_key",
+    "share": "rejected_share",
 }
 _ENDINGS: Final = {
     State.READY: "completed",

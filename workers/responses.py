@@ -46,6 +46,7 @@ STATUS_OF_ERROR: Final[tuple[tuple[type[Exception], int], ...]] = (
     (errors.BadRequest, 400),
     (errors.BodyIncomplete, 400),
     (errors.Unauthorized, 401),
+    (errors.Forbidden, 403),
     (errors.NotFound, 404),
     (errors.SessionFinished, 410),
     (errors.BodyTooLarge, 413),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shared.core.model import Failure, SampleKey, SampleSpec, SamplingSession
     from shared.core.record import Claim, Header
     from workers.models import Target
+    from workers.tenants import Holding
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Running:
     target: Target
     held_bytes: int
     begun: asyncio.Future[Header | None]
+    holding: Holding
     task: asyncio.Task[None] | None = None
     phase: Phase = Phase.BEGINNING
     stop: Ending | None = None

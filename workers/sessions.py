@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from shared.core import ids
-from shared.core.errors import NotFound, SessionFinished
+from shared.core.admission import refuse_session
+from shared.core.errors import NotFound, Overloaded, SessionFinished
 from shared.store.base import SessionState
 
 if TYPE_CHECKING:
@@ -68,6 +69,35 @@ class Sessions:
         if session is None:
             raise NotFound("there is no such sampling session")
         return session
+
+    async def open(self, session_id: str, caller: Caller, timeout_s: float) -> None:
+        """Begin a session of the caller's, within the number that its key may have at a time, on all hosts together.
+
+        Those that were finished, or gave no sign of life for `timeout_s`, do not count. Raises `Overloaded`,
+        `StoreError`.
+        """
+        await self.require_alive(session_id)
+        if caller.limits.max_sessions is None:
+            return
+        # Entered before it is counted: of two that race for the last place none gets in unseen.
+        tag = ids.owner_tag(caller.secret)
+        await self._store.enter_session(tag, session_id)
+        others = await self._living_others(tag, session_id, timeout_s)
+        if rejection := refuse_session(others, caller.limits.max_sessions):
+            await self._store.drop_sessions(tag, [session_id])
+            raise Overloaded(rejection.reason, rejection.message)
+
+    async def _living_others(self, tag: str, session_id: str, timeout_s: float) -> int:
+        names = [name for name in await self._store.sessions_of(tag) if name != session_id]
+        infos = await self._store.session_infos(names)
+        since_ms = self._clock.wall_ms() - timeout_s * 1000
+        over = [
+            name
+            for name, info in zip(names, infos, strict=True)
+            if info.state is not SessionState.ALIVE or info.seen_ms < since_ms
+        ]
+        await self._store.drop_sessions(tag, over)
+        return len(names) - len(over)
 
     async def require_alive(self, session_id: str) -> None:
         """Note a sign of life of a session that is about to submit.

@@ -39,6 +39,7 @@ from workers.pool import UpstreamPool
 from workers.registry import Registry
 from workers.sessions import Sessions
 from workers.settlements import Settlements
+from workers.tenants import Tenants
 from workers.waiters import Waiters
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class Worker:
             mark_paused=self._mark_paused,
         )
         settlements = Settlements()
+        keyring = Keyring(settings.api_keys)
+        self._tenants = Tenants(settings.workers, shared=keyring.shared)
         self._dispatcher = Dispatcher(
             self._store,
             executor,
@@ -97,9 +100,10 @@ class Worker:
             config.instance,
             settings,
             settlements,
+            self._tenants,
         )
         self._deps = Deps(
-            live=Live(settings, Keyring(settings.api_keys)),
+            live=Live(settings, keyring),
             store=self._store,
             dispatcher=self._dispatcher,
             waiters=self._waiters,
@@ -203,10 +207,13 @@ class Worker:
                     return None
 
     def _reload(self, settings: Settings) -> None:
+        keyring = Keyring(settings.api_keys)
         self._deps.live.settings = settings
-        self._deps.live.keyring = Keyring(settings.api_keys)
+        self._deps.live.keyring = keyring
+        self._tenants.shared = keyring.shared
         self._dispatcher.reconfigure(settings)
-        log.info("configuration was read again")
+        revoked = self._dispatcher.end_revoked(keyring.knows)
+        log.info("configuration was read again", extra={"samples_of_revoked_keys": revoked})
 
     async def _drain(self, order: channel.Drain) -> None:
         log.info("draining", extra={"in_flight": self._dispatcher.in_flight})
@@ -245,7 +252,11 @@ class Worker:
                     again = next_order.result()
                     if again is None:
                         return
-                    order = again if isinstance(again, channel.Drain) else order
+                    if isinstance(again, channel.Drain):
+                        order = again
+                    elif isinstance(again, channel.Reload):
+                        # A key that is revoked is revoked on every process, on those that are being replaced too.
+                        self._reload(again.settings)
                     next_order = asyncio.create_task(self._supervision.next_order())
         finally:
             idle.cancel()

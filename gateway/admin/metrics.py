@@ -39,6 +39,8 @@ _LABELLED: Final = {
     "rejected_bytes": ("samples_rejected", "reason", "bytes"),
     "rejected_store": ("samples_rejected", "reason", "store"),
     "rejected_draining": ("samples_rejected", "reason", "draining"),
+    "rejected_key": ("samples_rejected", "reason", "key"),
+    "rejected_share": ("samples_rejected", "reason", "share"),
     "http_client_errors": ("http_errors", "class", "client"),
     "http_server_errors": ("http_errors", "class", "server"),
 }

@@ -1,11 +1,23 @@
-"""Whether a worker takes one more sample, decided from three signals: number, bytes, and the state of the store.
+"""Whether a worker takes one more sample: what it holds itself, what the caller holds of it, the state of the store.
 
-Back-pressure is always retryable (HTTP 429): the SDK slows all its samples down and sends this one again.
+Back-pressure is always retryable (HTTP 429): the SDK slows all its samples down and sends this one again. Only a
+request that could never be taken is refused for good (`refuse_request`).
+
+**Shares.** With several keys a worker that is nearly full takes samples only of those who hold less than their share of
+it: `limit / (active keys + 1)`. The one more is for a key that has nothing yet: whoever comes finds room, however
+many flood. A worker that is not nearly full is everybody's, so that nothing lies idle.
+
+**A key's own limits** are for the whole gateway. A worker knows only what it holds itself, so each enforces an equal
+part, rounded up: the kernel spreads connections evenly over workers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+# Nearly full: from here on shares count. The eighth that is left is what a newcomer finds while a single key floods.
+_CONTENDED: Final = 7 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +38,26 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenancy:
+    """What the asking key holds of the worker, under which limits (each a `worker_part`), and who else is there.
+
+    `active_keys`: keys that hold at least one sample, the asking one counted in any case. `shared`: whether more than
+    one key could ask at all.
+    """
+
+    in_flight: int
+    in_flight_bytes: int
+    max_in_flight: int | None
+    max_in_flight_bytes: int | None
+    active_keys: int
+    shared: bool
+
+
+# The only key there is, without limits of its own: nothing is asked of what it holds.
+ALONE: Final = Tenancy(0, 0, None, None, active_keys=1, shared=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Rejection:
     """`reason` is one word of a bounded set (metrics); `message` is for a person."""
 
@@ -33,11 +65,42 @@ class Rejection:
     message: str
 
 
-def admit(load: Load, limits: Limits, sample_bytes: int) -> Rejection | None:
+def admit(load: Load, limits: Limits, sample_bytes: int, tenancy: Tenancy) -> Rejection | None:
     """None when a sample of `sample_bytes` may be taken, else why not.
 
-    One sample is always taken by a worker that holds nothing: a prompt above the byte limit would wait for ever.
+    One sample is always taken by a worker that holds nothing: a prompt above the byte limit would wait for ever. The
+    same goes for a key that holds nothing.
     """
+    return (
+        _by_state(load)
+        or _by_key(tenancy, sample_bytes)
+        or _by_load(load, limits, sample_bytes)
+        or _by_share(load, limits, sample_bytes, tenancy)
+    )
+
+
+def worker_part(limit: int | None, workers: int) -> int | None:
+    """What one of `workers` enforces of a limit on what a key holds."""
+    return None if limit is None else -(-limit // workers)
+
+
+def refuse_request(num_samples: int, max_tokens: int, max_request_tokens: int | None) -> str | None:
+    """Why a key may not ask for so much at once, whatever it holds; None when it may."""
+    if max_request_tokens is None or num_samples * max_tokens <= max_request_tokens:
+        return None
+    asked = f"num_samples x max_tokens is {num_samples} x {max_tokens} = {num_samples * max_tokens}"
+    return f"{asked}; this key may ask for at most {max_request_tokens} (max-request-tokens)"
+
+
+def refuse_session(open_sessions: int, max_sessions: int | None) -> Rejection | None:
+    """None when a key with so many living sessions may open one more."""
+    if max_sessions is None or open_sessions < max_sessions:
+        return None
+    text = f"{open_sessions} sessions of this key are open, its limit is {max_sessions} (max-sessions)"
+    return Rejection("key", f"{text}; end one, or try again later")
+
+
+def _by_state(load: Load) -> Rejection | None:
     if load.draining:
         return Rejection("draining", "this worker is stopping; send it again")
     if load.store_full:
@@ -45,8 +108,43 @@ def admit(load: Load, limits: Limits, sample_bytes: int) -> Rejection | None:
     if load.store_refilling:
         # A submission that is sent again may be running on a worker that has not said so yet.
         return Rejection("store_refilling", "the result store was restarted and is being refilled; send it again")
+    return None
+
+
+def _by_key(tenancy: Tenancy, sample_bytes: int) -> Rejection | None:
+    held, most = tenancy.in_flight, tenancy.max_in_flight
+    if most is not None and held >= most:
+        text = f"{held} samples of this key are in flight here, its limit for this worker is {most} (max-in-flight)"
+        return Rejection("key", f"{text}; send it again later")
+    most = tenancy.max_in_flight_bytes
+    if most is not None and held and tenancy.in_flight_bytes + sample_bytes > most:
+        text = f"this key's samples in flight here would hold more than {most} bytes (max-in-flight-bytes)"
+        return Rejection("key", f"{text}; send it again later")
+    return None
+
+
+def _by_load(load: Load, limits: Limits, sample_bytes: int) -> Rejection | None:
     if load.in_flight >= limits.max_in_flight:
         return Rejection("in_flight", f"{load.in_flight} samples are in flight (--max-in-flight); send it again later")
     if load.in_flight and load.in_flight_bytes + sample_bytes > limits.max_in_flight_bytes:
         return Rejection("bytes", "too many bytes are in flight (--max-in-flight-bytes); send it again later")
     return None
+
+
+def _by_share(load: Load, limits: Limits, sample_bytes: int, tenancy: Tenancy) -> Rejection | None:
+    if not tenancy.shared or not tenancy.in_flight:
+        return None
+    parts = tenancy.active_keys + 1
+    over = _over_share(load.in_flight, tenancy.in_flight, 1, limits.max_in_flight, parts)
+    over_bytes = _over_share(
+        load.in_flight_bytes, tenancy.in_flight_bytes, sample_bytes, limits.max_in_flight_bytes, parts
+    )
+    if not over and not over_bytes:
+        return None
+    what = "samples" if over else "bytes"
+    text = f"this worker is nearly full, and this key holds more than its share (1/{parts}) of the {what} in flight"
+    return Rejection("share", f"{text}; send it again later")
+
+
+def _over_share(held: int, held_by_key: int, more: int, limit: int, parts: int) -> bool:
+    return held + more > limit * _CONTENDED and held_by_key + more > limit / parts

@@ -11,6 +11,7 @@ in one table, `workers/responses.py`, and nowhere else.
     |   +-- NotFound           an id that is not of our form, not the caller's, or an unknown model
     |   +-- SessionFinished    a submission to a session that was finished
     |   +-- Unauthorized       no key, or one that is not known
+    |   +-- Forbidden          above what the key may ask for in one request
     |   +-- BodyIncomplete     the client went away, or was too slow, before its body was whole
     +-- Overloaded             back-pressure: admission, Redis full, Redis away. Always retryable
     +-- NotImplementedHere     a path that needs --training-upstream
@@ -51,6 +52,10 @@ class SessionFinished(ClientError):
 
 
 class Unauthorized(ClientError):
+    pass
+
+
+class Forbidden(ClientError):
     pass
 
 

@@ -45,6 +45,11 @@ def owner_secret(api_key: str) -> bytes:
     return sha256(b"tinker-sampling-gateway:owner:" + api_key.encode()).digest()
 
 
+def owner_tag(secret: bytes) -> str:
+    """What names an owner in the store: 16 characters that give nothing of the secret away."""
+    return blake2b(b"owner", key=secret, digest_size=8).hexdigest()
+
+
 def new_session_id(random_bytes: bytes, secret: bytes) -> str:
     """A session id from 16 random bytes."""
     return "gws-" + _b64(random_bytes + _tag(secret, b"session", random_bytes))

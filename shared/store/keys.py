@@ -46,6 +46,9 @@ class Keys:
     def session(self, session_id: str) -> str:
         return f"{self.prefix}:n:{session_id}"
 
+    def sessions_of(self, owner_tag: str) -> str:
+        return f"{self.prefix}:m:{owner_tag}"
+
     def clones(self, session_key: str) -> str:
         return f"{self.prefix}:c:{{{session_key}}}"
 

@@ -67,6 +67,7 @@ class MemoryServer:
     instances: set[str] = field(default_factory=set)
     inboxes: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     sessions: dict[str, SessionInfo] = field(default_factory=dict)
+    sessions_of: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     clones: set[tuple[str, int]] = field(default_factory=set)
     upstreams: UpstreamList | None = None
     locks: dict[str, tuple[str, float]] = field(default_factory=dict)  # (holder, until)
@@ -78,6 +79,7 @@ class MemoryServer:
         """As a server that was restarted empty."""
         for container in (self.samples, self.logs, self.open_sets, self.leases, self.inboxes, self.sessions):
             container.clear()
+        self.sessions_of.clear()
         self.instances.clear()
         self.clones.clear()
         self.locks.clear()
@@ -287,6 +289,18 @@ class MemoryStore:
         await self._enter()
         nobody = SessionInfo(SessionState.UNKNOWN, 0)
         return [self._server.sessions.get(session_id, nobody) for session_id in session_ids]
+
+    async def sessions_of(self, owner_tag: str) -> list[str]:
+        await self._enter()
+        return list(self._server.sessions_of[owner_tag])
+
+    async def enter_session(self, owner_tag: str, session_id: str) -> None:
+        await self._enter()
+        self._server.sessions_of[owner_tag].add(session_id)
+
+    async def drop_sessions(self, owner_tag: str, session_ids: Sequence[str]) -> None:
+        await self._enter()
+        self._server.sessions_of[owner_tag].difference_update(session_ids)
 
     async def reserve_clone(self, session_key: str, clone_id: int) -> bool:
         await self._enter()

@@ -139,6 +139,19 @@ class ServedStore:
             for seen, finished in await asyncio.gather(*calls)
         ]
 
+    async def sessions_of(self, owner_tag: str) -> list[str]:
+        found = await self._line.call("SMEMBERS", self._keys.sessions_of(owner_tag))
+        return [name.decode() for name in found]
+
+    async def enter_session(self, owner_tag: str, session_id: str) -> None:
+        name = self._keys.sessions_of(owner_tag)
+        await self._line.call("SADD", name, session_id)
+        self._line.post("PEXPIRE", name, _SESSION_TTL_MS)
+
+    async def drop_sessions(self, owner_tag: str, session_ids: Sequence[str]) -> None:
+        if session_ids:
+            await self._line.call("SREM", self._keys.sessions_of(owner_tag), *session_ids)
+
     async def reserve_clone(self, session_key: str, clone_id: int) -> bool:
         name = self._keys.clones(session_key)
         added = await self._line.call("SADD", name, clone_id)

@@ -487,6 +487,18 @@ async def test_a_session_that_was_lost_can_be_finished(bench: Bench) -> None:
     assert (await store.session_infos(["s"]))[0].state is SessionState.FINISHED
 
 
+async def test_the_sessions_of_a_key_are_told_to_every_worker(bench: Bench) -> None:
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    assert await alice.sessions_of("key-1") == []
+    await alice.enter_session("key-1", "s1")
+    await bob.enter_session("key-1", "s2")
+    await bob.enter_session("key-2", "s3")
+    assert sorted(await alice.sessions_of("key-1")) == ["s1", "s2"]
+    await bob.drop_sessions("key-1", ["s1", "never"])
+    await bob.drop_sessions("key-1", [])
+    assert await alice.sessions_of("key-1") == ["s2"]
+
+
 async def test_a_clone_number_is_reserved_once_per_session(bench: Bench) -> None:
     alice, bob = await bench.store(ALICE), await bench.store(BOB)
     assert await alice.reserve_clone("session", 999_999_999)

@@ -48,8 +48,10 @@ def command(name: str) -> click.Command:
 
 
 def flags_of(name: str) -> set[str]:
-    """Every spelling of every option of a command."""
-    parameters = command(name).params
+    """Every spelling of every option of a command, and of those below it."""
+    found = command(name)
+    below = found.commands.values() if isinstance(found, click.Group) else ()
+    parameters = [parameter for one in (found, *below) for parameter in one.params]
     return {text for parameter in parameters for text in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
 
 

@@ -102,7 +102,9 @@ def command(name: str) -> click.Command:
 
 
 def options_of(name: str) -> set[str]:
-    parameters = [parameter for parameter in command(name).params if isinstance(parameter, click.Option)]
+    found = command(name)
+    below = found.commands.values() if isinstance(found, click.Group) else ()
+    parameters = [option for one in (found, *below) for option in one.params if isinstance(option, click.Option)]
     return {text for parameter in parameters for text in (*parameter.opts, *parameter.secondary_opts)}
 
 
@@ -270,6 +272,7 @@ def test_keys_of_the_store_are_documented() -> None:
         keys.instances,
         keys.inbox("OWNER"),
         keys.session("SESSION"),
+        keys.sessions_of("TAG"),
         keys.clones("K"),
         keys.upstreams,
         keys.lock("NAME"),

@@ -45,6 +45,7 @@ def redis(**changes: Any) -> list[Finding]:
         (c.access(SETTINGS), "ok", "only this machine"),
         (c.access(with_settings(allow_anonymous=True)), "warning", "anybody"),
         (c.access(with_settings(api_keys=(ApiKey("al", "ab"),))), "ok", "1: al"),
+        (c.access(with_settings(api_keys=())), "warning", "nobody gets in"),
         (redis()[1], "ok", "noeviction"),
         (redis(policy="allkeys-lru")[1], "failure", "CONFIG SET maxmemory-policy noeviction"),
         (redis(max_bytes=0)[2], "warning", "no limit"),

@@ -71,6 +71,7 @@ def test_a_switch_can_be_turned_off_against_the_environment(
         (["fly"], "gateway: No such command 'fly'; the commands are serve, check, "),
         ([*UPSTREAM, "--port", "x"], "gateway: --port: 'x' is not allowed; give a whole number from 0 to 65535"),
         (["check"], "gateway: --upstream is missing"),
+        (["keys", "list"], "gateway: Missing option '--api-keys-file'"),
         (["new-key", '"'], "gateway: Invalid value for NAME: use printable text"),
     ],
 )
@@ -101,7 +102,7 @@ def test_the_exit_code_of_the_supervisor_is_passed_on(monkeypatch: pytest.Monkey
     assert exit_code(*UPSTREAM) == cli.EXIT_WORKERS_DIE
 
 
-@pytest.mark.parametrize("command", ["serve", "check", "status", "new-key"])
+@pytest.mark.parametrize("command", ["serve", "check", "status", "keys", "new-key"])
 def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(command, "--help") == 0
     long = capsys.readouterr().out
@@ -129,15 +130,6 @@ def test_every_flag_is_listed_with_its_default(capsys: pytest.CaptureFixture[str
     for flag in FLAGS:
         assert f"--{flag.name}" in text
     assert text.count("[default: ") == len(FLAGS) - 1
-
-
-def test_a_new_key_starts_as_the_sdk_demands(capsys: pytest.CaptureFixture[str]) -> None:
-    from gateway.keys_file import new_entry
-
-    assert exit_code("new-key", "al") == 0
-    first, _, entry = capsys.readouterr().out.partition("\n\n")
-    assert first.startswith("TINKER_API_KEY=tml-")
-    assert entry == new_entry("al", first.removeprefix("TINKER_API_KEY="))
 
 
 def test_an_interrupt_before_the_start_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

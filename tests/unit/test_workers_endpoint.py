@@ -77,7 +77,7 @@ class Handler:
 async def exchanged(
     handler: Handler, exchange: Exchange, keyring: Keyring | None = None, counters: Counters | None = None, **more: bool
 ) -> Exchange:
-    chosen = keyring or Keyring(())
+    chosen = keyring or Keyring(None)
     endpoint = Endpoint(handler, lambda: chosen, counters or Counters(), lambda: 100, **more)
     await endpoint(exchange.scope, exchange.receive, exchange.send)
     return exchange

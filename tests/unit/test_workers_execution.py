@@ -23,6 +23,7 @@ from workers.execution import Executor
 from workers.models import Catalogue
 from workers.pool import UpstreamPool
 from workers.running import Running
+from workers.tenants import Holding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +104,7 @@ class Bench:
         wanted = wanted or spec()
         claim = Claim(OWNER, 1, wanted.num_samples, wanted.digest)
         begun = asyncio.get_running_loop().create_future()
-        self.running = Running(session(), session().key(3), wanted, claim, TARGET, 0, begun)
+        self.running = Running(session(), session().key(3), wanted, claim, TARGET, 0, begun, Holding(b""))
         ending = await self.executor.execute(self.running)
         return ending.state, ending.payload
 

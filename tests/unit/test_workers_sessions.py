@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from shared.clock import ManualClock
+from shared.config import KeyLimits
 from shared.core import ids
-from shared.core.errors import NotFound, SessionFinished
+from shared.core.errors import NotFound, Overloaded, SessionFinished
 from shared.store.base import SessionInfo, SessionState, StoreUnavailable
 from shared.store.memory import MemoryServer, MemoryStore
 from tests.worker_bench import AWAY, SESSION_ID, session
@@ -143,3 +144,43 @@ async def test_those_that_are_used_outlive_older_ones_that_are_not(bench: Bench)
     bench.clock.advance(299.0)
     bench.sessions.take_noted()
     assert list(bench.sessions._known) == ["gws-2", "gws-0"]
+
+
+class TestSessionsAtATime:
+    """A key that may have two; each session has a name of its own."""
+
+    caller = Caller("a", b"secret", b"digest", KeyLimits(max_sessions=2))
+    timeout_s = 300.0
+
+    async def open(self, bench: Bench, *names: str, caller: Caller | None = None) -> None:
+        for name in names:
+            await bench.sessions.open(name, caller or self.caller, self.timeout_s)
+
+    async def test_one_too_many_is_refused_on_every_worker(self, bench: Bench) -> None:
+        await self.open(bench, "s1", "s2")
+        other = Sessions(MemoryStore(bench.server), bench.clock)
+        with pytest.raises(Overloaded, match="2 sessions of this key are open, its limit is 2 \\(max-sessions\\)"):
+            await other.open("s3", self.caller, self.timeout_s)
+        await self.open(bench, "s3", caller=STRANGER)
+
+    async def test_a_finished_one_makes_room(self, bench: Bench) -> None:
+        await self.open(bench, "s1", "s2")
+        await bench.store.finish_session("s1", bench.clock.wall_ms())
+        await self.open(bench, "s3")
+
+    async def test_a_silent_one_makes_room_and_a_living_one_does_not(self, bench: Bench) -> None:
+        await self.open(bench, "s1", "s2")
+        bench.clock.advance(self.timeout_s - 1)
+        await bench.sessions.touch("s2")
+        bench.clock.advance(2)
+        await self.open(bench, "s3")
+        with pytest.raises(Overloaded):
+            await self.open(bench, "s4")
+
+    async def test_what_was_refused_does_not_count(self, bench: Bench) -> None:
+        await self.open(bench, "s1", "s2")
+        for name in ("s3", "s4"):
+            with pytest.raises(Overloaded):
+                await self.open(bench, name)
+        await bench.store.finish_session("s1", bench.clock.wall_ms())
+        await self.open(bench, "s5")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shared.core import ids
-from shared.core.errors import BadRequest, NotFound, Overloaded
+from shared.core.admission import refuse_request
+from shared.core.errors import BadRequest, Forbidden, NotFound, Overloaded
 from shared.core.model import ModelRef
 from shared.wire import tinker, vllm
 from workers import responses
@@ -29,9 +30,12 @@ async def asample(deps: Deps, request: Request) -> Reply:
     seq_id = call.seq_id if call.seq_id is not None else 0
     target = await deps.pool.resolve(session.model)
     # Refuses now what the upstream would refuse later: a prompt that leaves no room, an unknown context length.
-    vllm.room(call.spec, target.context_tokens)
+    max_tokens = vllm.room(call.spec, target.context_tokens)
+    refusal = refuse_request(call.spec.num_samples, max_tokens, request.caller.limits.max_request_tokens)
+    if refusal is not None:
+        raise Forbidden(refusal)
     await deps.sessions.require_alive(session.session_id)
-    await deps.dispatcher.submit(session, seq_id, call.spec, target)
+    await deps.dispatcher.submit(session, seq_id, call.spec, target, request.caller)
     key = session.key(seq_id)
     promised = ids.sequence_ids(key, call.spec.num_samples)
     return responses.ok(tinker.promise(ids.request_id(session, seq_id), promised))

@@ -35,7 +35,7 @@ async def dynamic_config(deps: Deps, request: Request) -> Reply:
 async def create_session(deps: Deps, request: Request) -> Reply:
     tinker.decode_create_session(request.body)
     session_id = ids.new_session_id(deps.random_bytes(ids.RANDOM_BYTES), request.caller.secret)
-    await deps.sessions.require_alive(session_id)
+    await deps.sessions.open(session_id, request.caller, deps.live.settings.session_timeout_s)
     return responses.ok(tinker.session(session_id))
 
 

@@ -28,6 +28,7 @@ from workers.forwarder import Forwarder
 from workers.models import Catalogue
 from workers.pool import UpstreamPool
 from workers.running import Running
+from workers.tenants import Holding
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -64,7 +65,8 @@ class Line:
         executor = Executor(self.pool, self.forwarder, self.counters, self.clock, retry.Policy(), random.random)
         wanted = spec()
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        running = Running(session(), session().key(seq_id), wanted, Claim(OWNER, 1, 1, wanted.digest), TARGET, 0, begun)  # type: ignore[arg-type] # nobody asks who began it
+        claim = Claim(OWNER, 1, 1, wanted.digest)
+        running = Running(session(), session().key(seq_id), wanted, claim, TARGET, 0, begun, Holding(b""))  # type: ignore[arg-type] # nobody asks who began it
         return (await executor.execute(running)).state
 
     async def close(self) -> None:
