@@ -42,6 +42,11 @@ class Child:
         return self._process.pid
 
     @property
+    def running_pid(self) -> int | None:
+        """None before it was started, and once it has ended."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    @property
     def words(self) -> str:
         """The last that it wrote, to either stream."""
         return "\n".join(self._last_lines)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from gateway.bench.report import exit_code, to_json
-from gateway.bench.scenario import PRESETS, resolve
+from gateway.bench.page import page
+from gateway.bench.runs import exit_code, to_json
+from gateway.bench.scenario import PRESETS, resolve_all
 from gateway.bench.session import ANY_KEY, against, print_report, print_start_error, run_to_end, self_contained
 from gateway.bench.stack import Deployment
 from gateway.bench.transport import parse_target
@@ -19,8 +20,21 @@ from shared.core.errors import ConfigError, StartError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from gateway.bench.report import Report
+    from gateway.bench.outcome import Run
     from gateway.bench.scenario import Scenario
+
+
+class Counts(click.ParamType[list[int]]):
+    """Counts, comma separated."""
+
+    name = "counts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        parts = str(value).split(",")
+        if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts):
+            self.fail(f"{value!r}: must be a number of at least 1, or several, comma separated", param, ctx)
+        return [int(part) for part in parts]
+
 
 _FRACTION = click.FloatRange(0.0, 1.0)
 _COUNT = click.IntRange(1)
@@ -28,7 +42,14 @@ _COUNT = click.IntRange(1)
 # What decides the scenario; a flag that is not given leaves the preset's value, or the default.
 _SCENARIO_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--samples", type=_COUNT, help="Samples in all. [default: 2048]"),
-    click.option("--concurrency", type=_COUNT, help="Samples in flight at once. [default: all, up to 2048]"),
+    click.option(
+        "--concurrency",
+        type=Counts(),
+        multiple=True,
+        metavar="N[,N...]",
+        help="Samples in flight at once; of several, each is a run of its own, with ten times as many samples unless "
+        "--samples is given. [default: all, up to 2048]",
+    ),
     click.option("--prompt-tokens", type=_COUNT, help="Length of each prompt. [default: 64]"),
     click.option("--max-tokens", type=_COUNT, help="Length of each result. [default: 32]"),
     click.option("--num-samples", type=_COUNT, help="Sequences per sample. [default: 1]"),
@@ -45,6 +66,7 @@ _SCENARIO_OPTIONS: list[Callable[[Any], Any]] = [
     ),
     click.option("--gen-seconds", type=click.FloatRange(0.0), help="Length of a simulated generation. [default: 1]"),
     click.option("--max-num-seqs", type=_COUNT, help="Generations that the simulated vLLM runs at once."),
+    click.option("--simulator-processes", type=_COUNT, help="Processes of the simulated vLLM. [default: 1]"),
     click.option("--workers", type=_COUNT, help="Worker processes of the gateway. [default: 2]"),
     click.option("--source-ips", metavar="LIST", help="Source addresses of the workers, as in `gateway serve`."),
     click.option("--abandon-polls", type=_FRACTION, help="Fraction of polls dropped half-way. [default: 0]"),
@@ -87,6 +109,9 @@ def _scenario_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "--client", type=click.Choice(["raw", "sdk"]), default="raw", show_default=True, help="What makes the load."
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here too.")
+@click.option(
+    "--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write it as a page with plots here."
+)
 @_scenario_options
 def bench(
     preset: str | None,
@@ -97,6 +122,8 @@ def bench(
     api_key: str,
     client: str,
     json_path: Path | None,
+    html_path: Path | None,
+    concurrency: tuple[list[int], ...],
     **values: Any,
 ) -> int:
     """Load a gateway as tinker SDK processes would, check every result, and report.
@@ -117,25 +144,35 @@ def bench(
     if client == "sdk":
         raise ConfigError("--client sdk: driving the published SDK is not built yet; use --client raw")
     console = Console()
-    scenario = _scenario(preset, values)
-    if scenario.chaos and url is not None:
+    scenarios = _scenarios(preset, values, [count for counts in concurrency for count in counts])
+    if scenarios[0].chaos and url is not None:
         raise ConfigError("--chaos: only what bench has started itself is broken; leave out --url")
     deployment = None if url is None else _deployment(url, admin, simulator)
+    runs: list[Run] = []
+    code = 0
     try:
-        report = run_to_end(_work(scenario, deployment, console, model, api_key))
+        for scenario in scenarios:
+            runs.append(run_to_end(_work(scenario, deployment, console, model, api_key)))
+            print_report(runs[-1].report, console)
     except StartError as error:
         print_start_error(error)
-        return 3
-    print_report(report, console)
-    if json_path is not None:
-        json_path.write_bytes(to_json(report))
-    return exit_code(report)
+        code = 3
+    # What was measured before a later run did not start is told all the same.
+    _write(runs, json_path, html_path)
+    return code or exit_code([run.report for run in runs])
 
 
-def _scenario(preset: str | None, values: dict[str, Any]) -> Scenario:
+def _write(runs: list[Run], json_path: Path | None, html_path: Path | None) -> None:
+    if json_path is not None and runs:
+        json_path.write_bytes(to_json([run.report for run in runs]))
+    if html_path is not None and runs:
+        html_path.write_text(page(runs), encoding="utf-8")
+
+
+def _scenarios(preset: str | None, values: dict[str, Any], concurrencies: list[int]) -> list[Scenario]:
     given = {name: value for name, value in values.items() if value is not None}
     given.setdefault("seed", random.SystemRandom().randrange(2**31))
-    return resolve(preset, given)
+    return resolve_all(preset, given, concurrencies)
 
 
 def _deployment(url: str, admin: str | None, simulator: str | None) -> Deployment:
@@ -148,7 +185,7 @@ def _deployment(url: str, admin: str | None, simulator: str | None) -> Deploymen
 
 def _work(
     scenario: Scenario, deployment: Deployment | None, console: Console, model: str | None, api_key: str
-) -> Coroutine[None, None, Report]:
+) -> Coroutine[None, None, Run]:
     if deployment is None:
         return self_contained(scenario, console)
     return against(scenario, deployment, console, model, api_key)

@@ -41,7 +41,7 @@ def demo(samples: int, workers: int, seed: int) -> int:
         },
     )
     try:
-        report = run_to_end(self_contained(scenario, console))
+        report = run_to_end(self_contained(scenario, console)).report
     except StartError as error:
         print_start_error(error)
         return 3

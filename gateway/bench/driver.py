@@ -16,7 +16,7 @@ from gateway.bench import messages
 from gateway.bench.breaking import Breaker
 from gateway.bench.chaos import make_plan
 from gateway.bench.messages import Go, Plan, Progress, Ready, Report, Trouble
-from gateway.bench.outcome import RunFacts, build_report
+from gateway.bench.outcome import RunFacts, build_run
 from gateway.bench.scenario import shares
 from gateway.bench.transport import parse_target
 from gateway.bench.watch import Watch
@@ -26,7 +26,7 @@ from shared.core.errors import StartError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from gateway.bench import report
+    from gateway.bench.outcome import Run
     from gateway.bench.scenario import Scenario
     from gateway.bench.stack import Deployment
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 async def drive(
     scenario: Scenario, deployment: Deployment, model: str, api_key: str, *, verify: bool, show: Show
-) -> report.Report:
+) -> Run:
     """Runs `scenario` against `deployment`; `show` gets the sum of all clients' progress.
 
     Raises `StartError` when a client process cannot start, or finds no session.
@@ -51,7 +51,7 @@ async def drive(
     board = _Board(scenario.client_processes, show)
     plans = make_plans(scenario, deployment.url, model, api_key, verify=verify)
     clients = [ClientProcess(number, board) for number in range(len(plans))]
-    watch = Watch(deployment)
+    watch = Watch(deployment, lambda: [pid for client in clients if (pid := client.running_pid) is not None])
     breaker = _breaker(scenario, deployment, watch)
     try:
         ready = await _all([client.start(plan) for client, plan in zip(clients, plans, strict=True)])
@@ -67,7 +67,7 @@ async def drive(
     facts = RunFacts(
         scenario, reports, seconds, session_poll, verify, model, deployment.kept_in, started_s=started_s, breaks=breaks
     )
-    return build_report(facts, watch.observations)
+    return build_run(facts, watch.observations)
 
 
 def make_plans(scenario: Scenario, url: str, model: str, api_key: str, *, verify: bool) -> list[Plan]:
@@ -119,6 +119,10 @@ class ClientProcess:
         self._number = number
         self._board = board
         self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def running_pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self, plan: Plan) -> Ready:
         """Returns when the client has its session and waits for the word. Raises `StartError`."""

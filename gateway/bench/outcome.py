@@ -11,8 +11,10 @@ import msgspec
 import numpy as np
 
 from gateway.bench import procfs, report
+from gateway.bench.bottleneck import Load, warnings_of
 from gateway.bench.chaos import recovered_after_s
 from gateway.bench.report import ChaosEvent, Gateway, Redis, Report, Simulator, Tail, Wire, Wires
+from gateway.bench.series import Series
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from gateway.bench import messages
     from gateway.bench.chaos import Break
     from gateway.bench.scenario import Scenario
+    from gateway.bench.usage import UsageLedger
     from gateway.bench.watch import Observations
 
 _REPORTED_PACKAGES: Final = (
@@ -58,6 +61,45 @@ class RunFacts:
     breaks: Sequence[Break] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: what is told of it, and what a plot is made of."""
+
+    report: Report
+    series: Series
+
+
+def build_run(facts: RunFacts, seen: Observations) -> Run:
+    return Run(build_report(facts, seen), build_series(facts, seen))
+
+
+def build_series(facts: RunFacts, seen: Observations) -> Series:
+    health_s = np.column_stack(
+        (np.asarray(seen.healthz_at_s, float) - facts.started_s, np.asarray(seen.healthz_ms, float) / 1e3)
+    )
+    return Series(
+        seconds=facts.seconds,
+        latency_s=report.merge_latencies(client.latency_s for client in facts.clients).astype(np.float64),
+        submit_s=report.merge_latencies(client.submit_s for client in facts.clients).astype(np.float64),
+        spans_s=_pairs(client.spans_s for client in facts.clients) - facts.started_s,
+        health_s=health_s,
+        cpu_s={
+            whose: np.asarray(ledger.spent) - (facts.started_s, 0.0)
+            for whose, ledger in _told_apart(seen).items()
+            if ledger.cpu_seconds is not None
+        },
+    )
+
+
+def _told_apart(seen: Observations) -> dict[str, UsageLedger]:
+    return {
+        "gateway workers": seen.workers,
+        "Redis": seen.redis,
+        "load clients": seen.clients,
+        "simulated vLLM": seen.simulators,
+    }
+
+
 def build_report(facts: RunFacts, seen: Observations) -> Report:
     samples = report.merge_samples(facts.clients, facts.scenario.samples, verified=facts.verified)
     reexecutions = _grown(seen.first_status, seen.last_status, "samples", "reexecutions")
@@ -76,10 +118,16 @@ def build_report(facts: RunFacts, seen: Observations) -> Report:
         client=report.merge_client(facts.clients, session_poll=facts.session_poll),
         wires=_wires(facts, seen),
         chaos=chaos_events(facts),
+        warnings=warnings_of(load_of(seen)),
         machine=procfs.machine(),
         versions=_versions(seen.last_status),
         config={**msgspec.structs.asdict(facts.scenario), "model": facts.model},
     )
+
+
+def load_of(seen: Observations) -> Load:
+    ours = (seen.workers, seen.redis, seen.clients, seen.simulators, seen.aside)
+    return Load(seen.clients, seen.simulators, ours, seen.machine)
 
 
 def _gateway(seen: Observations, completed: int, reexecutions: int | None) -> Gateway:
@@ -188,6 +236,7 @@ def _simulator(seen: Observations, allowed_executions: int) -> Simulator | None:
         by_source_ip.update(life.get("by_source_ip") or {})
     by_source_ip.subtract(first.get("by_source_ip") or {})
     return Simulator(
+        cpu_seconds=seen.simulators.cpu_seconds,
         executions=grown("executions"),
         allowed_executions=allowed_executions,
         peak_in_flight=max(life.get("peak_in_flight", 0) for life in lives),

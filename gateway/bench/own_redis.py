@@ -37,6 +37,10 @@ class OwnRedis:
         assert self._child is not None
         return self._child.pid
 
+    @property
+    def running_pid(self) -> int | None:
+        return self._child.running_pid if self._child is not None else None
+
     async def start(self) -> None:
         """Returns when it answers. Raises `StartError`."""
         self._child = Child("the run's Redis", self._command())

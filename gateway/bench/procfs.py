@@ -42,14 +42,18 @@ def usage(pid: int) -> ProcessUsage | None:
     return ProcessUsage(cpu_seconds(stat), resident_bytes(statm), fds)
 
 
-def children_named(pid: int, names: Collection[str]) -> list[int]:
-    """The child processes of `pid` whose command has one of `names` (15 characters are kept of it)."""
+def children(pid: int) -> list[int]:
+    """Those that the first thread of `pid` started."""
     try:
-        children = [int(child) for child in (_PROC / str(pid) / "task" / str(pid) / "children").read_text().split()]
+        return [int(child) for child in (_PROC / str(pid) / "task" / str(pid) / "children").read_text().split()]
     except OSError:
         return []
+
+
+def children_named(pid: int, names: Collection[str]) -> list[int]:
+    """The child processes of `pid` whose command has one of `names` (15 characters are kept of it)."""
     wanted = {name[:_COMM_CHARS] for name in names}
-    return [child for child in children if _command(child) in wanted]
+    return [child for child in children(pid) if _command(child) in wanted]
 
 
 def _command(pid: int) -> str | None:
@@ -69,9 +73,25 @@ def resident_bytes(statm: str) -> int:
     return int(statm.split()[_STATM_RESIDENT_FIELD]) * _PAGE_BYTES
 
 
+def cpus() -> int:
+    """Those that we may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def machine_busy_seconds() -> float:
+    """CPU seconds that all cores have spent since the machine started, on whatever."""
+    return busy_seconds((_PROC / "stat").read_text())
+
+
+def busy_seconds(stat: str) -> float:
+    """Of the first line of /proc/stat: all but idle and waiting for disks; the last two repeat what others hold."""
+    user, nice, system, _idle, _iowait, *rest = map(int, stat.partition("\n")[0].split()[1:9])
+    return (user + nice + system + sum(rest)) / _TICKS_PER_S
+
+
 def machine() -> Machine:
     return Machine(
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=cpus(),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES,
         kernel=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),

@@ -73,12 +73,15 @@ class Redis(msgspec.Struct, kw_only=True):
 
 
 class Simulator(msgspec.Struct, kw_only=True):
-    """`allowed_executions`: what the samples, their resubmissions and the gateway's re-executions account for.
+    """`cpu_seconds`: of all its processes; None where they are not ours to look at.
+
+    `allowed_executions`: what the samples, their resubmissions and the gateway's re-executions account for.
 
     `duplicate_request_ids`: executions beyond the first of their sample, one after the other;
     `concurrent_duplicates`: executions that began while another one of their sample was running.
     """
 
+    cpu_seconds: float | None = None
     executions: int
     allowed_executions: int
     peak_in_flight: int
@@ -139,6 +142,8 @@ class Machine(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
+    """`warnings`: what may have set the run's pace in the gateway's place, one sentence each."""
+
     samples: Samples
     failures: dict[str, int]
     examples: list[str]
@@ -152,6 +157,7 @@ class Report(msgspec.Struct, kw_only=True):
     client: Client
     wires: Wires
     chaos: list[ChaosEvent]
+    warnings: list[str]
     machine: Machine
     versions: dict[str, str]
     config: dict[str, Any]
@@ -162,7 +168,12 @@ _MIN_SECONDS: Final = 1e-6
 
 
 def to_json(report: Report) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    return formatted(report)
+
+
+def formatted(document: msgspec.Struct) -> bytes:
+    """JSON for people, too."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
 def exit_code(report: Report) -> int:

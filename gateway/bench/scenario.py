@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from gateway.bench import chaos
 from shared.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VllmMode = Literal["barrier", "latency", "instant"]
 
@@ -28,6 +31,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     vllm_mode: VllmMode = "latency"
     gen_seconds: float = 1.0
     max_num_seqs: int | None = None
+    simulator_processes: int = 1
     workers: int = 2
     source_ips: str | None = None
     abandon_polls: float = 0.0
@@ -70,6 +74,18 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
+_COUNTS: Final = (
+    "samples",
+    "concurrency",
+    "prompt_tokens",
+    "max_tokens",
+    "num_samples",
+    "client_processes",
+    "simulator_processes",
+    "workers",
+)
+
+
 def resolve(preset: str | None, given: dict[str, Any]) -> Scenario:
     """The preset's values under those that were given. Raises `ConfigError` for a value that makes no run."""
     chosen = {**PRESETS.get(preset or "", {}), **given}
@@ -86,8 +102,27 @@ def shares(total: int, parts: int) -> list[int]:
     return [base + (index < extra) for index in range(parts)]
 
 
+# Ten times as many samples as are in flight: beginning and end of a run weigh little then.
+STEADY: Final = 10
+
+
+def resolve_all(preset: str | None, given: dict[str, Any], concurrencies: Sequence[int]) -> list[Scenario]:
+    """A scenario for each of `concurrencies`, one in all when there is none. Raises `ConfigError` as `resolve`.
+
+    Of several, each has `STEADY` times as many samples as it has in flight, unless their number is given.
+    """
+    if not concurrencies:
+        return [resolve(preset, given)]
+    if len(concurrencies) == 1:
+        return [resolve(preset, given | {"concurrency": concurrencies[0]})]
+    known = given.get("samples", PRESETS.get(preset or "", {}).get("samples"))
+    return [
+        resolve(preset, given | {"concurrency": value, "samples": known or STEADY * value}) for value in concurrencies
+    ]
+
+
 def _check(scenario: Scenario) -> None:
-    for name in ("samples", "concurrency", "prompt_tokens", "max_tokens", "num_samples", "client_processes", "workers"):
+    for name in _COUNTS:
         if getattr(scenario, name) < 1:
             raise ConfigError(f"{_flag(name)} {getattr(scenario, name)}: must be at least 1")
     for name in ("abandon_polls", "cancel", "duplicates"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 
@@ -17,21 +17,24 @@ from gateway.bench.table import render, verdict_line
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from gateway.bench.outcome import Run
     from gateway.bench.report import Report
     from gateway.bench.scenario import Scenario
     from gateway.bench.stack import Deployment
     from shared.core.errors import StartError
 
+T = TypeVar("T")
+
 # The SDK demands the prefix; a gateway without keys takes any.
 ANY_KEY = "tml-bench"
 
 
-def run_to_end(work: Coroutine[None, None, Report]) -> Report:
+def run_to_end(work: Coroutine[None, None, T]) -> T:
     """Runs `work`; SIGTERM unwinds it as Ctrl-C does. Raises `KeyboardInterrupt` on either."""
     return asyncio.run(_until_signal(work))
 
 
-async def self_contained(scenario: Scenario, console: Console) -> Report:
+async def self_contained(scenario: Scenario, console: Console) -> Run:
     """Starts simulator and gateway for this run alone. Raises `StartError`."""
     console.print(
         f"starting a simulated vLLM and a gateway with {scenario.workers} workers ...", style="dim", highlight=False
@@ -42,7 +45,7 @@ async def self_contained(scenario: Scenario, console: Console) -> Report:
 
 async def against(
     scenario: Scenario, deployment: Deployment, console: Console, model: str | None = None, api_key: str = ANY_KEY
-) -> Report:
+) -> Run:
     """Drives `scenario` against what runs already. `model`: None takes the first that is offered."""
     model = model or await offered_model(deployment.url, api_key)
     verify = scenario.verify if scenario.verify is not None else deployment.simulator_url is not None
@@ -65,7 +68,7 @@ def print_start_error(error: StartError) -> None:
     Console(stderr=True).print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
 
 
-async def _until_signal(work: Coroutine[None, None, Report]) -> Report:
+async def _until_signal(work: Coroutine[None, None, T]) -> T:
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:

@@ -39,6 +39,10 @@ class SimulatedUpstream:
         self._child = Child("the simulated vLLM", simulator_command(scenario))
         self.url = ""
 
+    @property
+    def running_pid(self) -> int | None:
+        return self._child.running_pid
+
     async def start(self) -> None:
         self.url = _url_in(await self._child.start(_START_S), self._child.name)
 
@@ -71,6 +75,14 @@ class Deployment:
     gateway_pid: int | None = None
     kept_in: str | None = None
     breakable: Breakable | None = None
+    upstream: SimulatedUpstream | None = None
+
+    def simulator_pid(self) -> int | None:
+        return self.upstream.running_pid if self.upstream is not None else None
+
+    def own_redis_pid(self) -> int | None:
+        """Of the run's own server; the gateway's is not ours to know."""
+        return self.breakable.redis.running_pid if self.breakable is not None else None
 
 
 @asynccontextmanager
@@ -89,7 +101,7 @@ async def running_stack(scenario: Scenario) -> AsyncIterator[Deployment]:
         line = await gateway.start(_START_S)
         url = _url_in(line, gateway.name)
         breakable = Breakable(redis, upstream) if redis is not None else None
-        yield Deployment(url, admin_url_in(line), upstream.url, gateway.pid, kept_in(line), breakable)
+        yield Deployment(url, admin_url_in(line), upstream.url, gateway.pid, kept_in(line), breakable, upstream)
     finally:
         await asyncio.shield(_stop_all(gateway, upstream, redis, run_dir))
 
@@ -97,6 +109,7 @@ async def running_stack(scenario: Scenario) -> AsyncIterator[Deployment]:
 def simulator_command(scenario: Scenario, port: int = 0) -> list[str]:
     command = [sys.executable, "-m", "gateway", "simulate-vllm", "--port", str(port), "--mode", scenario.vllm_mode]
     command += ["--gen-seconds", f"{scenario.gen_seconds:g}"]
+    command += ["--processes", str(scenario.simulator_processes)]
     if scenario.max_num_seqs is not None:
         command += ["--max-num-seqs", str(scenario.max_num_seqs)]
     context_tokens = scenario.prompt_tokens + scenario.max_tokens

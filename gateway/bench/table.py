@@ -23,7 +23,7 @@ def render(report: Report) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for name, value in rows(report):
-        table.add_row(name, Text(value))
+        table.add_row(name, Text(value), style="yellow" if name == "warning" else None)
     return table
 
 
@@ -46,6 +46,7 @@ def rows(report: Report) -> list[Row]:
         ("source IPs", _source_ips(report)),
         ("client", _client(report)),
         ("per sample", _wires(report)),
+        *(("warning", sentence) for sentence in report.warnings),
     ]
     return [(name, value) for name, value in candidates if value]
 
@@ -149,9 +150,10 @@ def _simulator(report: Report) -> str:
     simulator = report.simulator
     if simulator is None:
         return ""
+    cpu = f", {simulator.cpu_seconds:.2f} s CPU" if simulator.cpu_seconds is not None else ""
     return (
         f"asked {simulator.executions:,} times, at most {simulator.peak_in_flight:,} at once, "
-        f"{simulator.aborted:,} aborted, {simulator.duplicate_request_ids:,} duplicates"
+        f"{simulator.aborted:,} aborted, {simulator.duplicate_request_ids:,} duplicates{cpu}"
     )
 
 
@@ -165,8 +167,9 @@ def _source_ips(report: Report) -> str:
 
 def _client(report: Report) -> str:
     client = report.client
-    per_sample = f", {client.cpu_ms_per_sample:.2f} ms CPU per sample" if client.cpu_ms_per_sample is not None else ""
-    return f"{client.requests:,} requests on {client.connections:,} connections{per_sample}"
+    per_sample = f", {client.cpu_ms_per_sample:.2f} ms per sample" if client.cpu_ms_per_sample is not None else ""
+    cpu = f"{client.processes} processes, {client.cpu_seconds:.2f} s CPU{per_sample}"
+    return f"{cpu}; {client.requests:,} requests on {client.connections:,} connections"
 
 
 def _wires(report: Report) -> str:

@@ -7,6 +7,7 @@ stays None.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from gateway.bench import procfs
+from gateway.bench.usage import MachineLedger, UsageLedger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gateway.bench.procfs import ProcessUsage
     from gateway.bench.stack import Deployment
@@ -33,46 +35,19 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
 
 
 @dataclass(slots=True)
-class UsageLedger:
-    """CPU, memory and descriptors of a set of processes that may come and go; fed with one look after another."""
-
-    peak_rss_bytes: int = 0
-    peak_rss_bytes_per_process: int = 0
-    peak_fds: int = 0
-    _first: dict[int, float] = field(default_factory=dict)
-    _last: dict[int, float] = field(default_factory=dict)
-    _looks: int = 0
-
-    def look(self, processes: Mapping[int, ProcessUsage]) -> None:
-        for pid, usage in processes.items():
-            # Who came after the first look started from nothing, under our eyes.
-            self._first.setdefault(pid, usage.cpu_seconds if self._looks == 0 else 0.0)
-            self._last[pid] = usage.cpu_seconds
-        self._looks += 1
-        self.peak_rss_bytes = max(self.peak_rss_bytes, sum(usage.rss_bytes for usage in processes.values()))
-        self.peak_fds = max(self.peak_fds, sum(usage.fds for usage in processes.values()))
-        largest = max((usage.rss_bytes for usage in processes.values()), default=0)
-        self.peak_rss_bytes_per_process = max(self.peak_rss_bytes_per_process, largest)
-
-    @property
-    def processes(self) -> int:
-        return len(self._last)
-
-    @property
-    def cpu_seconds(self) -> float | None:
-        """Spent between the first look and the last; None when nothing was ever seen."""
-        if not self._last:
-            return None
-        return sum(last - self._first[pid] for pid, last in self._last.items())
-
-
-@dataclass(slots=True)
 class Observations:
     """`first_*`, `last_*`: the admin's /status and the simulator's stats before and after the load."""
 
     workers: UsageLedger = field(default_factory=UsageLedger)
     redis: UsageLedger = field(default_factory=UsageLedger)
+    clients: UsageLedger = field(default_factory=UsageLedger)
+    simulators: UsageLedger = field(default_factory=UsageLedger)
+    # Ours too, and in nobody's figures: the supervisor, and the bench itself.
+    aside: UsageLedger = field(default_factory=UsageLedger)
+    machine: MachineLedger = field(default_factory=lambda: MachineLedger(procfs.cpus()))
     healthz_ms: list[float] = field(default_factory=list)
+    # When each of `healthz_ms` was asked for, monotonic.
+    healthz_at_s: list[float] = field(default_factory=list)
     healthz_failures: int = 0
     loop_lag_ms_p99: list[float] = field(default_factory=list)
     loop_lag_ms_max: float | None = None
@@ -84,11 +59,11 @@ class Observations:
     # Of simulators that were killed: what each had counted just before.
     ended_stats: list[dict[str, Any]] = field(default_factory=list)
 
-    def take_status(self, status: dict[str, Any]) -> None:
+    def take_status(self, status: dict[str, Any], at_s: float = 0.0) -> None:
         self.first_status = status if self.first_status is None else self.first_status
         self.last_status = status
         workers = status.get("workers") or []
-        self.workers.look(_usages(worker.get("pid") for worker in workers))
+        self.workers.look(_usages(worker.get("pid") for worker in workers), at_s)
         self._take_lag(workers)
         self._take_redis(status.get("redis") or {})
 
@@ -98,8 +73,12 @@ class Observations:
             self.last_status = status
             self._take_redis(status.get("redis") or {})
 
-    def take_redis_processes(self, pids: list[int]) -> None:
-        self.redis.look(_usages(pids))
+    def take_processes(self, pids: Pids, at_s: float) -> None:
+        self.redis.look(_usages(pids.redis), at_s)
+        self.clients.look(_usages(pids.clients), at_s)
+        self.simulators.look(_usages(pids.simulators), at_s)
+        self.aside.look(_usages(pids.aside), at_s)
+        self.machine.look(procfs.machine_busy_seconds(), at_s)
 
     def take_stats(self, stats: dict[str, Any]) -> None:
         self.first_stats = stats if self.first_stats is None else self.first_stats
@@ -116,12 +95,26 @@ class Observations:
             self.redis_peak_bytes = max(self.redis_peak_bytes or 0, used)
 
 
-class Watch:
-    """Looks from `start` until `stop`; owns its tasks and its HTTP session."""
+@dataclass(frozen=True, slots=True)
+class Pids:
+    """The processes of one moment, by what they are; workers are found on the /status page."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    redis: list[int]
+    clients: list[int]
+    simulators: list[int]
+    aside: list[int]
+
+
+class Watch:
+    """Looks from `start` until `stop`; owns its tasks and its HTTP session.
+
+    `client_pids`: the load clients that run at that moment.
+    """
+
+    def __init__(self, deployment: Deployment, client_pids: Callable[[], list[int]] = list) -> None:
         self.observations = Observations()
         self._deployment = deployment
+        self._client_pids = client_pids
         self._session: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -155,9 +148,18 @@ class Watch:
 
     async def _look(self) -> None:
         if (admin := self._deployment.admin_url) and (status := await self._get_json(f"{admin}/status")):
-            self.observations.take_status(status)
-        if (pid := self._deployment.gateway_pid) is not None:
-            self.observations.take_redis_processes(procfs.children_named(pid, _REDIS_SERVERS))
+            self.observations.take_status(status, time.monotonic())
+        self.observations.take_processes(self._pids(), time.monotonic())
+
+    def _pids(self) -> Pids:
+        supervisor, simulator = self._deployment.gateway_pid, self._deployment.simulator_pid()
+        redis = [] if supervisor is None else procfs.children_named(supervisor, _REDIS_SERVERS)
+        return Pids(
+            redis=[*redis, *_present(self._deployment.own_redis_pid())],
+            clients=self._client_pids(),
+            simulators=[] if simulator is None else [simulator, *procfs.children(simulator)],
+            aside=[os.getpid(), *_present(supervisor)],
+        )
 
     async def _look_at_simulator(self) -> None:
         # At both ends only: it counts by request id, and a page of all of them is not small.
@@ -192,11 +194,12 @@ class Watch:
     async def _probe_health(self) -> None:
         url = f"{self._deployment.url}/api/v1/healthz"
         while True:
-            started_s = time.perf_counter()
+            started_s = time.monotonic()
             if await self._get_json(url) is None:
                 self.observations.healthz_failures += 1
             else:
-                self.observations.healthz_ms.append((time.perf_counter() - started_s) * 1e3)
+                self.observations.healthz_at_s.append(started_s)
+                self.observations.healthz_ms.append((time.monotonic() - started_s) * 1e3)
             await asyncio.sleep(_HEALTHZ_S)
 
     async def _get_json(self, url: str) -> dict[str, Any] | None:
@@ -213,6 +216,10 @@ def probed(status: Mapping[str, Any]) -> bool:
     """Whether the gateway of this /status page knows its upstreams, and how the logprobs of each scale."""
     upstreams = status.get("upstreams") or ()
     return bool(upstreams) and all(upstream.get("logprobs_scale") is not None for upstream in upstreams)
+
+
+def _present(pid: int | None) -> list[int]:
+    return [] if pid is None else [pid]
 
 
 def _usages(pids: Any) -> dict[int, ProcessUsage]:

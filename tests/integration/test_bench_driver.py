@@ -26,7 +26,7 @@ async def run(stub: Stub, shown: list[Progress] | None = None, **given: Any) -> 
     scenario = resolve(None, {"samples": 60, "client_processes": 2, "gen_seconds": 0.1, **given})
     async with running(stub) as url:
         show = (shown if shown is not None else []).append
-        return await drive(scenario, Deployment(url), MODEL, "tml-test", verify=False, show=show)
+        return (await drive(scenario, Deployment(url), MODEL, "tml-test", verify=False, show=show)).report
 
 
 def clients_alive() -> list[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
-from gateway.bench.command import bench
+from gateway.bench.command import Counts, bench
 from gateway.bench.demo import demo
 from gateway.bench.scenario import Scenario
 from shared.core.errors import ConfigError
@@ -17,6 +18,17 @@ def test_every_part_of_a_scenario_has_a_flag() -> None:
 
 def test_the_demo_needs_no_arguments() -> None:
     assert not any(parameter.required for parameter in demo.params)
+
+
+def test_counts_are_one_or_several() -> None:
+    assert Counts().convert("512", None, None) == [512]
+    assert Counts().convert("1, 20,300", None, None) == [1, 20, 300]
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,", "-3", "x", "1.5", "5,0"])
+def test_what_is_no_count_is_named(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="at least 1"):
+        Counts().convert(text, None, None)
 
 
 @pytest.mark.parametrize(

@@ -3,50 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-from gateway.bench import messages, report
-from gateway.bench.outcome import RunFacts, build_report, duplicates
+from gateway.bench import report
+from gateway.bench.outcome import duplicates
 from gateway.bench.procfs import ProcessUsage
-from gateway.bench.report import Report, Simulator, Wire, Wires, exit_code, verdicts
-from gateway.bench.scenario import Scenario
+from gateway.bench.report import Simulator, Wire, Wires, exit_code, verdicts
 from gateway.bench.table import rows, verdict_line
 from gateway.bench.watch import Observations
-
-
-def client(**values: Any) -> messages.Report:
-    fields: dict[str, Any] = {field.name: 0 for field in msgspec.structs.fields(messages.Report)}
-    fields |= {
-        "failures": {},
-        "examples": [],
-        "submit_s": b"",
-        "latency_s": b"",
-        "spans_s": b"",
-        "promises_s": b"",
-        "cpu_seconds": 0.0,
-    }
-    return messages.Report(**(fields | values))
-
-
-def made(
-    *clients: messages.Report, samples: int = 10, seen: Observations | None = None, seconds: float = 2.0
-) -> Report:
-    facts = RunFacts(Scenario(samples=samples), clients, seconds, session_poll=False, verified=True, model="m")
-    return build_report(facts, seen or Observations())
-
-
-def stats(executions: int, **values: Any) -> dict[str, Any]:
-    return {
-        "executions": executions,
-        "peak_in_flight": 9,
-        "aborted": 0,
-        "by_source_ip": {},
-        "by_request_id": 0,
-    } | values
+from tests.bench_made import client, made, stats
 
 
 def test_a_clean_run_is_zero() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.bench.driver import make_plans, source_ip, total_progress
 from gateway.bench.messages import Progress
-from gateway.bench.scenario import PRESETS, Scenario, resolve, shares
+from gateway.bench.scenario import PRESETS, STEADY, Scenario, resolve, resolve_all, shares
 from gateway.bench.stack import admin_url_in, gateway_command, kept_in, simulator_command
 from gateway.serve import ready_line
 from shared.config import Settings
@@ -30,6 +30,21 @@ def test_every_preset_makes_a_run(preset: str) -> None:
 def test_few_samples_are_all_in_flight_at_once() -> None:
     assert resolve(None, {"samples": 5}).concurrency == 5
     assert resolve(None, {"samples": 50_000}).concurrency == 2_048
+
+
+def test_one_number_of_samples_in_flight_or_none_is_one_run() -> None:
+    assert resolve_all("queue", {"samples": 100}, []) == [resolve("queue", {"samples": 100})]
+    assert resolve_all(None, {}, [64]) == [resolve(None, {"concurrency": 64})]
+
+
+def test_each_of_several_has_many_times_as_many_samples_as_it_has_in_flight() -> None:
+    runs = resolve_all(None, {"seed": 3}, [64, 512])
+    assert [(run.concurrency, run.samples, run.seed) for run in runs] == [(64, 64 * STEADY, 3), (512, 512 * STEADY, 3)]
+
+
+def test_the_number_of_samples_that_is_given_is_that_of_each_run() -> None:
+    assert [run.samples for run in resolve_all(None, {"samples": 700}, [64, 512])] == [700, 700]
+    assert [run.samples for run in resolve_all("queue", {}, [64, 512])] == [32_768, 32_768]
 
 
 def test_no_more_client_processes_than_samples_in_flight() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from gateway.bench import procfs
 from gateway.bench.procfs import ProcessUsage
-from gateway.bench.watch import Observations, UsageLedger, probed
+from gateway.bench.usage import UsageLedger
+from gateway.bench.watch import Observations, probed
 
 
 def usage(cpu_seconds: float, rss_bytes: int = 0, fds: int = 0) -> ProcessUsage:

@@ -209,15 +209,26 @@ def test_admin_paths_are_documented_and_none_is_invented() -> None:
 
 
 def struct_fields(kind: type) -> Iterator[str]:
-    for field in msgspec.structs.fields(kind):
-        yield field.name
-        for inner in (field.type, *get_args(field.type)):
-            if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-                yield from struct_fields(inner)
+    """Of the struct, the optional struct or the list of structs, and of those in it; none of anything else."""
+    for struct in (kind, *get_args(kind)):
+        if isinstance(struct, type) and issubclass(struct, msgspec.Struct):
+            for field in msgspec.structs.fields(struct):
+                yield field.name
+                yield from struct_fields(field.type)
 
 
 def test_fields_of_the_bench_report_are_documented() -> None:
     assert set(struct_fields(Report)) <= words_in_code(section(INTERFACE, "## `gateway bench`"))
+
+
+def test_each_row_of_the_bench_report_names_the_fields_of_that_part_and_no_others() -> None:
+    table = list(rows(section(INTERFACE, "### The report (JSON)")))[1:]
+    told = {name: set(CODE.findall(cells[1])) for cells in table for name in CODE.findall(cells[0])}
+    fields = msgspec.structs.fields(Report)
+    assert set(told) == {field.name for field in fields}
+    for field in fields:
+        flags = {name for name in told[field.name] if name.startswith("--")}
+        assert told[field.name] - flags == set(struct_fields(field.type)), field.name
 
 
 # -- the wire ---------------------------------------------------------------------------------------------------

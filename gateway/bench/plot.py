@@ -1,0 +1,210 @@
+"""Plots as inline SVG: axes, bars, lines and marks, without a library. Pure: numbers in, text out.
+
+Everything is drawn in one box of 400 x 220, which a phone shows at about its own size and a desktop several of beside
+each other. Colours come from the page's style sheet by class, so that one drawing serves light and dark.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+WIDTH: Final = 400
+HEIGHT: Final = 220
+# Room for the widest label of an axis ("12.5 ms"), for a numbered mark above the plot, and for the labels below it.
+LEFT: Final = 52
+RIGHT: Final = 388
+TOP: Final = 20
+BOTTOM: Final = 194
+# Labels of this many pixels' distance do not touch.
+_TICKS_ACROSS: Final = 5
+_TICKS_UP: Final = 4
+_LABEL_LINE: Final = 12
+# A label right of this would leave the box, and goes to the left of its line.
+_TURN: Final = 0.75
+_STEPS: Final = (1.0, 2.0, 5.0, 10.0)
+_ENDS: Final = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """`low` < `high`, both above 0 on a logarithmic axis. `told` writes a value for a person."""
+
+    low: float
+    high: float
+    told: Callable[[float], str]
+    logarithmic: bool = False
+
+    def share(self, value: float) -> float:
+        """Where `value` lies, 0 at `low` and 1 at `high`; what lies outside is put at the nearer end."""
+        if self.logarithmic:
+            place = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        else:
+            place = (value - self.low) / (self.high - self.low)
+        return min(max(place, 0.0), 1.0)
+
+    def ticks(self, most: int) -> list[float]:
+        """Round values within the axis, about `most` of them."""
+        return _log_ticks(self.low, self.high, most) if self.logarithmic else _even_ticks(self.low, self.high, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A vertical line at `at`. `kind` is the class it is drawn in: `quantile` (beside it) or `event` (above it)."""
+
+    at: float
+    label: str
+    kind: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`points`: (x, y) in order of x; of no value for y, the line is interrupted."""
+
+    points: Sequence[tuple[float, float | None]]
+    kind: str
+    filled: bool = False
+    dotted: bool = False
+
+
+def round_up(value: float, steps: Sequence[float] = _ENDS) -> float:
+    """The next round number, where an axis ends well. 1 for what is not above 0."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next((step * power for step in steps if step * power >= value * (1 - 1e-9)), 10.0 * power)
+
+
+def bars(name: str, x: Axis, y: Axis, edges: Sequence[float], counts: Sequence[int], marks: Iterable[Mark] = ()) -> str:
+    """A column between each two of `edges`."""
+    drawn = [
+        _bar(x, y, (left, right), count)
+        for (left, right), count in zip(pairwise(edges), counts, strict=True)
+        if count > 0
+    ]
+    return _figure(name, x, y, drawn, marks)
+
+
+def lines(
+    name: str,
+    x: Axis,
+    y: Axis,
+    drawn: Iterable[Line],
+    marks: Iterable[Mark] = (),
+    notes: Iterable[tuple[float, float, str]] = (),
+) -> str:
+    """`notes`: (from x, to x, words): what a pointer that rests there is told."""
+    parts = [part for line in drawn for part in _line(x, y, line)]
+    return _figure(name, x, y, [*parts, *(_note(x, *note) for note in notes)], marks)
+
+
+def _figure(name: str, x: Axis, y: Axis, drawn: Iterable[str], marks: Iterable[Mark]) -> str:
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name)}">',
+        *_grid(x, y),
+        *drawn,
+        *(part for row, mark in enumerate(marks) for part in _mark(x, mark, row)),
+        "</svg>",
+    ]
+    return "".join(parts)
+
+
+def _grid(x: Axis, y: Axis) -> Iterator[str]:
+    for value in y.ticks(_TICKS_UP):
+        at = _up(y, value)
+        yield f'<path class="grid" d="M{LEFT} {at}H{RIGHT}"/>'
+        yield f'<text class="label" x="{LEFT - 6}" y="{at + 4:g}" text-anchor="end">{escape(y.told(value))}</text>'
+    yield f'<path class="axis" d="M{LEFT} {BOTTOM}H{RIGHT}"/>'
+    for value in x.ticks(_TICKS_ACROSS):
+        at = _across(x, value)
+        yield f'<path class="axis" d="M{at} {BOTTOM}v4"/>'
+        # The last label would leave the box when it were centred.
+        place = f'x="{WIDTH - 2}" text-anchor="end"' if at > RIGHT - 8 else f'x="{at}" text-anchor="middle"'
+        yield f'<text class="label" {place} y="{BOTTOM + 17}">{escape(x.told(value))}</text>'
+
+
+def _bar(x: Axis, y: Axis, edges: tuple[float, float], count: int) -> str:
+    left, right = (_across(x, edge) for edge in edges)
+    top = _up(y, count)
+    # A pixel of ground between two columns; one that is narrower than that stays.
+    width = max(round(right - left - 1, 1), 0.5)
+    title = f"{x.told(edges[0])} to {x.told(edges[1])}: {y.told(count)}"
+    box = f'x="{left}" y="{top}" width="{width}" height="{round(BOTTOM - top, 1)}"'
+    return f'<rect class="bar" {box}><title>{escape(title)}</title></rect>'
+
+
+def _line(x: Axis, y: Axis, line: Line) -> Iterator[str]:
+    for stretch in stretches(line.points):
+        places = [(_across(x, at), _up(y, value)) for at, value in stretch]
+        # A point alone is a line to itself, which a round cap makes a dot.
+        path = "L".join(f"{across} {up}" for across, up in (places if len(places) > 1 else places * 2))
+        if line.filled:
+            ends = places[0][0], places[-1][0]
+            yield f'<path class="fill {line.kind}" d="M{ends[0]} {BOTTOM}L{path}L{ends[1]} {BOTTOM}Z"/>'
+        yield f'<path class="line {line.kind}" d="M{path}"/>'
+        if line.dotted:
+            yield from (
+                f'<circle class="dot {line.kind}" cx="{across}" cy="{up}" r="4">'
+                f"<title>{escape(f'{x.told(at)}: {y.told(value)}')}</title></circle>"
+                for (across, up), (at, value) in zip(places, stretch, strict=True)
+            )
+
+
+def stretches(points: Iterable[tuple[float, float | None]]) -> list[list[tuple[float, float]]]:
+    """The runs of points that have a value."""
+    found: list[list[tuple[float, float]]] = [[]]
+    for at, value in points:
+        if value is not None:
+            found[-1].append((at, value))
+        elif found[-1]:
+            found.append([])
+    return [stretch for stretch in found if stretch]
+
+
+def _note(x: Axis, begin: float, end: float, words: str) -> str:
+    left, right = _across(x, begin), _across(x, end)
+    box = f'x="{left}" y="{TOP}" width="{round(right - left, 1)}" height="{BOTTOM - TOP}"'
+    return f'<rect class="note" {box}><title>{escape(words)}</title></rect>'
+
+
+def _mark(x: Axis, mark: Mark, row: int) -> Iterator[str]:
+    at = _across(x, mark.at)
+    yield f'<path class="{mark.kind}" d="M{at} {TOP}V{BOTTOM}"/>'
+    if mark.kind == "event":
+        yield f'<circle class="event" cx="{at}" cy="{TOP - 10}" r="8"><title>{escape(mark.title)}</title></circle>'
+        yield f'<text class="event" x="{at}" y="{TOP - 6}" text-anchor="middle">{escape(mark.label)}</text>'
+        return
+    turned = x.share(mark.at) > _TURN
+    place = f'x="{at + (-4 if turned else 4):g}" y="{TOP + 10 + row * _LABEL_LINE}"'
+    yield f'<text class="label" {place} text-anchor="{"end" if turned else "start"}">{escape(mark.label)}</text>'
+
+
+def _across(x: Axis, value: float) -> float:
+    return round(LEFT + x.share(value) * (RIGHT - LEFT), 1)
+
+
+def _up(y: Axis, value: float) -> float:
+    return round(BOTTOM - y.share(value) * (BOTTOM - TOP), 1)
+
+
+def _even_ticks(low: float, high: float, most: int) -> list[float]:
+    step = round_up((high - low) / most, _STEPS)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [count * step for count in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float, most: int) -> list[float]:
+    """Powers of ten; with 2 and 5 times these where there are few of them, and less often where there are many."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1.0, 2.0, 5.0) if last - first <= most / 2 else (1.0,)
+    every = max(1, round((last - first) / most))
+    values = [step * 10.0**power for power in range(first, last + 1, every) for step in steps]
+    return [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
