@@ -1,4 +1,4 @@
-"""The worker's one way out: aiohttp sessions whose connections leave from the slot's own source IP.
+"""The worker's ways out, all from the slot's own source IP: our own client for samples, aiohttp for everything else.
 
 Why the settings are as they are:
 
@@ -13,16 +13,21 @@ from __future__ import annotations
 
 import resource
 import socket
+import ssl
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
 from shared.core import ports
+from shared.core.result import LARGEST_RESULT_BYTES
+from workers.h1.client import UpstreamClient
+from workers.h1.dial import Dialler
 
 if TYPE_CHECKING:
     from aiohttp.connector import AddrInfoType
 
     from shared.config import Settings
+    from workers.h1.dial import Resolve
 
 # linux/in.h; the socket module has no name for it before 3.12.
 _IP_BIND_ADDRESS_NO_PORT: Final = getattr(socket, "IP_BIND_ADDRESS_NO_PORT", 24)
@@ -39,17 +44,22 @@ class BoundSocketFactory:
         self._family = socket.AF_INET6 if ":" in source_ip else socket.AF_INET
 
     def __call__(self, address: AddrInfoType) -> socket.socket:
-        family, kind, protocol, _, _ = address
-        made = socket.socket(family, kind, protocol)
+        made = unbound_socket(address)
         try:
-            made.setblocking(False)
-            if family == self._family:
+            if made.family == self._family:
                 made.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
                 made.bind((self._source_ip, 0))
         except OSError:
             made.close()
             raise
         return made
+
+
+def unbound_socket(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    return made
 
 
 def connection_limits(settings: Settings) -> tuple[int, int]:
@@ -67,8 +77,28 @@ def connection_limits(settings: Settings) -> tuple[int, int]:
     return in_all, ports.connection_limit(port_range, 1, sharing, limited)
 
 
+def make_client(settings: Settings, source_ip: str | None, resolve: Resolve | None = None) -> UpstreamClient:
+    """The client for samples. `resolve` stands in for the system's name service."""
+    in_all, to_one = connection_limits(settings)
+    dialler = Dialler(
+        BoundSocketFactory(source_ip) if source_ip is not None else unbound_socket,
+        _family(source_ip),
+        settings.connect_timeout_s,
+        ssl.create_default_context(),
+        resolve,
+    )
+    return UpstreamClient(
+        dialler,
+        limit=in_all,
+        limit_per_origin=to_one,
+        keep_alive_s=settings.upstream_keep_alive_s,
+        read_timeout_s=settings.read_timeout_s,
+        largest_reply_bytes=LARGEST_RESULT_BYTES,
+    )
+
+
 def make_session(settings: Settings, source_ip: str | None) -> aiohttp.ClientSession:
-    """The session for samples."""
+    """The session for what is passed through."""
     in_all, to_one = connection_limits(settings)
     connector = _connector(
         source_ip, limit=in_all, limit_per_host=to_one, keepalive_timeout=settings.upstream_keep_alive_s

@@ -53,7 +53,7 @@ _FIRST_ATTEMPT: Final = 1
 _FULL_FOR_S: Final = 1.0
 # A duplicate does not outwait the store: well below the SDK's 60 s for a submission.
 _DUPLICATE_WAITS_S: Final = 10.0
-# What a sample costs this worker besides its prompt: task, futures, aiohttp's request and response.
+# What a sample costs this worker besides its prompt: task, futures, the connection to the upstream.
 _SAMPLE_OVERHEAD_BYTES: Final = 16 * 1024
 
 CANCELLED_BY_CLIENT: Final = Failure("the sample was cancelled by the client", Category.USER)

@@ -7,15 +7,15 @@ within tens of milliseconds.
 
 from __future__ import annotations
 
-import asyncio
 import errno
+import re
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
 from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply, too_large
-from shared.core.result import LARGEST_RESULT_BYTES
-from workers.upstreams import Attempt
+from workers.h1.dial import Origin
+from workers.h1.exchange import Broken, Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from yarl import URL
 
     from shared.clock import Clock
+    from workers.h1.client import UpstreamClient
+    from workers.h1.exchange import Reply
     from workers.upstreams import Upstream
 
-_CONTENT_TYPE: Final = {"Content-Type": "application/json"}
-
+# What no header may hold, and no id of ours holds: a value with it is not sent at all.
+_UNFIT: Final = re.compile(r"[^\t -~]")
 # Most specific first: aiohttp's classes derive from each other.
 _BREAKS: Final[tuple[tuple[type[BaseException], BreakKind], ...]] = (
     (aiohttp.ClientConnectorDNSError, BreakKind.DNS),
@@ -42,86 +44,107 @@ _BREAKS: Final[tuple[tuple[type[BaseException], BreakKind], ...]] = (
     (aiohttp.ClientConnectionError, BreakKind.RESET_BEFORE_STATUS),
     (OSError, BreakKind.RESET_BEFORE_STATUS),
 )
+# A list of models is a few KiB each; what is longer is cut, and then no list.
+_LARGEST_ANSWER_BYTES: Final = 16 * 1024 * 1024
 # The worker's own limits, not the upstream's fault: it must not be rested for them.
 _OUR_OWN: Final = frozenset({errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Forwarder:
     def __init__(
-        self, session: aiohttp.ClientSession, clock: Clock, probe_session: aiohttp.ClientSession | None = None
+        self,
+        client: UpstreamClient,
+        questions: aiohttp.ClientSession,
+        clock: Clock,
+        api_key: str | None = None,
     ) -> None:
-        """`probe_session` is for `get`; without it both share one."""
-        self._session = session
-        self._probe_session = probe_session or session
+        """Samples go through `client`, questions about an upstream through a session of their own."""
+        self._client = client
+        self._questions = questions
         self._clock = clock
+        self._authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        # Of the upstreams, which are the operator's: there are as many as were configured.
+        self._targets: dict[URL, tuple[Origin, str]] = {}
 
     async def post(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> bytes | Fault:
         """The body of a 200, or what went wrong. Counted in `upstream.attempts` while it lasts."""
-        task = asyncio.current_task()
-        assert task is not None
-        attempt = Attempt(task)
-        upstream.attempts.add(attempt)
+        origin, start = self._targets.get(url) or self._target(url)
+        exchange = Exchange()
+        upstream.attempts.add(exchange)
         try:
-            return await self._exchange(upstream, url, body, headers)
-        except asyncio.CancelledError:
-            # A cancel of the sample may have come in the same turn: it is the one that counts.
-            if attempt.broken is None or task.uncancel():
-                raise
-            return classify_break(attempt.broken, upstream.url)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return self._fault(upstream, error)
+            reply = await self._client.send(origin, _head(start, headers, len(body)), body, exchange)
+        except Broken as broken:
+            return self._broken(upstream, broken)
         finally:
-            upstream.attempts.discard(attempt)
+            upstream.attempts.discard(exchange)
+        upstream.accepted()
+        return _outcome(reply)
 
     async def get(self, upstream: Upstream, url: URL, timeout_s: float) -> bytes | Fault:
         """The body of a 200 to a GET, or what went wrong; `timeout_s` covers all of it."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._probe_session.get(url, allow_redirects=False, timeout=timeout) as response:
+            async with self._questions.get(url, allow_redirects=False, timeout=timeout) as response:
                 upstream.accepted()
-                return await _outcome(response)
+                return await _told(response)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return self._fault(upstream, error)
+            self._note_refusal(upstream, getattr(error, "errno", None))
+            return fault_of(error, upstream.url)
 
-    async def _exchange(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> bytes | Fault:
-        async with self._session.post(
-            url, data=body, headers={**headers, **_CONTENT_TYPE}, allow_redirects=False
-        ) as response:
-            upstream.accepted()
-            return await _outcome(response)
+    def _target(self, url: URL) -> tuple[Origin, str]:
+        assert url.raw_host is not None
+        assert url.port is not None
+        start = (
+            f"POST {url.raw_path_qs} HTTP/1.1\r\nHost: {url.host_port_subcomponent}\r\n"
+            f"Content-Type: application/json\r\n{self._authorization}"
+        )
+        self._targets[url] = target = Origin(url.scheme == "https", url.raw_host, url.port), start
+        return target
 
-    def _fault(self, upstream: Upstream, error: BaseException) -> Fault:
-        if getattr(error, "errno", None) == errno.ECONNREFUSED:
+    def _broken(self, upstream: Upstream, broken: Broken) -> Fault:
+        self._note_refusal(upstream, broken.errno)
+        if broken.errno in _OUR_OWN:
+            return _no_more_connections(broken.detail)
+        detail = f"{upstream.url}: {broken.detail}" if broken.detail else upstream.url
+        return classify_break(broken.kind, detail)
+
+    def _note_refusal(self, upstream: Upstream, number: int | None) -> None:
+        if number == errno.ECONNREFUSED:
             upstream.refused(self._clock.monotonic_s())
-        return fault_of(error, upstream.url)
 
 
-async def _outcome(response: aiohttp.ClientResponse) -> bytes | Fault:
+def _head(start: str, headers: Mapping[str, str], body_bytes: int) -> bytes:
+    told = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if not _UNFIT.search(value)])
+    return f"{start}{told}Content-Length: {body_bytes}\r\n\r\n".encode("latin-1")
+
+
+def _outcome(reply: Reply) -> bytes | Fault:
+    """The body of a 200, unless it was too large to be read to its end."""
+    if reply.status != 200:
+        return classify_reply(reply.status, reply.body, reply.headers)
+    return reply.body if reply.whole else too_large()
+
+
+async def _told(response: aiohttp.ClientResponse) -> bytes | Fault:
     """The body of a 200; what is too large is not read to its end, which closes the connection."""
-    declared_bytes = response.content_length
-    if declared_bytes is not None and declared_bytes <= LARGEST_RESULT_BYTES:
-        body = await response.read()
-    else:
-        body = await _read_at_most(response, LARGEST_RESULT_BYTES + 1)
-    if response.status != 200:
-        return classify_reply(response.status, body, response.headers)
-    return body if len(body) <= LARGEST_RESULT_BYTES else too_large()
-
-
-async def _read_at_most(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
     parts: list[bytes] = []
     size_bytes = 0
-    while size_bytes < limit_bytes and (part := await response.content.readany()):
+    while size_bytes <= _LARGEST_ANSWER_BYTES and (part := await response.content.readany()):
         parts.append(part)
         size_bytes += len(part)
-    return b"".join(parts)
+    body = b"".join(parts)
+    return body if response.status == 200 else classify_reply(response.status, body, response.headers)
 
 
 def fault_of(error: BaseException, where: str) -> Fault:
     """The Fault behind an exception of an exchange with `where` (an upstream's URL)."""
     if getattr(error, "errno", None) in _OUR_OWN:
-        return Fault(FaultClass.NEVER_EXECUTED, f"the gateway cannot open more connections: {error}")
+        return _no_more_connections(str(error))
     for kind, name in _BREAKS:
         if isinstance(error, kind):
             return classify_break(name, f"{where}: {error}" if str(error) else where)
     return Fault(FaultClass.AMBIGUOUS, f"{where} did not answer in HTTP: {error}"[:500])
+
+
+def _no_more_connections(why: str) -> Fault:
+    return Fault(FaultClass.NEVER_EXECUTED, f"the gateway cannot open more connections: {why}")

@@ -22,10 +22,9 @@ from yarl import URL
 from shared.channel import UpstreamStatus
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterable, Sequence
 
-    from shared.core.faults import BreakKind
+    from workers.h1.exchange import Exchange
 
 _FIRST_REST_S: Final = 1.0
 # Long enough not to hammer a dead host, short enough that a restarted vLLM (minutes to load) is found at once.
@@ -42,19 +41,6 @@ _HASH_MASK: Final = 2**64 - 1
 
 
 @dataclass(eq=False, slots=True)
-class Attempt:
-    """One exchange under way. Whoever sets `broken` and cancels the task makes it end as that Fault."""
-
-    task: asyncio.Task[None]
-    broken: BreakKind | None = None
-
-    def break_off(self, kind: BreakKind) -> None:
-        if self.broken is None:
-            self.broken = kind
-            self.task.cancel()
-
-
-@dataclass(eq=False, slots=True)
 class Upstream:
     """One vLLM server or router. Identity is the object: a URL given twice is two entries."""
 
@@ -64,7 +50,7 @@ class Upstream:
     on_probation: bool = False
     refused_since_s: float | None = None
     heard_s: float = float("-inf")
-    attempts: set[Attempt] = field(default_factory=set)
+    attempts: set[Exchange] = field(default_factory=set)
     completions_url: URL = field(init=False)
     models_url: URL = field(init=False)
     load_adapter_url: URL = field(init=False)

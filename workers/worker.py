@@ -23,7 +23,7 @@ from shared.store.base import StoreError, StoreRefused
 from shared.store.open import make_store
 from workers.app import PublicApp
 from workers.clocks import DeliveryClocks
-from workers.connector import make_probe_session, make_session
+from workers.connector import make_client, make_probe_session
 from workers.deps import Deps, Live
 from workers.dispatcher import Dispatcher
 from workers.execution import Executor
@@ -73,9 +73,9 @@ class Worker:
         self._lag = LoopLag()
         self._waiters = Waiters()
         self._store = make_store(config.redis_url, settings.key_prefix, clock=self._clock)
-        self._http = make_session(settings, config.source_ip)
+        self._client = make_client(settings, config.source_ip)
         self._probe_http = make_probe_session(settings, config.source_ip)
-        forwarder = Forwarder(self._http, self._clock, self._probe_http)
+        forwarder = Forwarder(self._client, self._probe_http, self._clock, settings.upstream_api_key)
         catalogue = Catalogue(settings.models, settings.lora_name_template)
         self._pool = UpstreamPool(settings.upstreams, forwarder, catalogue, self._clock)
         self._registry = Registry(self._store, self._pool, settings.upstreams)
@@ -280,7 +280,7 @@ class Worker:
         await self._dispatcher.close()
         await self._leave_store()
         await self._pool.close()
-        await self._http.close()
+        self._client.close()
         await self._probe_http.close()
         await self._store.close()
         self._supervision.tell(self.status())  # what was counted since the last one

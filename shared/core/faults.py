@@ -52,6 +52,7 @@ class BreakKind(Enum):
     RESET_BEFORE_STATUS = "connection closed before a reply"
     READ_TIMEOUT = "no reply in time"
     BODY_CUT = "reply was cut"
+    NOT_HTTP = "what it answered is not HTTP"
     DRAINING = "upstream takes no new connections and answers no old ones"
 
 
@@ -67,6 +68,7 @@ _BREAKS: Final[dict[BreakKind, tuple[FaultClass, bool]]] = {
     BreakKind.DRAINING: (FaultClass.INTERRUPTED, True),
     BreakKind.READ_TIMEOUT: (FaultClass.AMBIGUOUS, False),
     BreakKind.BODY_CUT: (FaultClass.AMBIGUOUS, False),
+    BreakKind.NOT_HTTP: (FaultClass.AMBIGUOUS, False),
 }
 
 _MESSAGE_CHARS: Final = 500

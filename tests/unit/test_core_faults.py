@@ -149,6 +149,7 @@ BREAKS = {
     BreakKind.DRAINING: (INTERRUPTED, True),
     BreakKind.READ_TIMEOUT: (AMBIGUOUS, False),
     BreakKind.BODY_CUT: (AMBIGUOUS, False),
+    BreakKind.NOT_HTTP: (AMBIGUOUS, False),
 }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import socket
 import struct
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -15,10 +18,13 @@ import pytest
 
 from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.simulator import Simulator
+from shared.clock import SystemClock
 from shared.config import Settings
 from shared.core import ports
 from tests.worker_bench import until
-from workers.connector import BoundSocketFactory, connection_limits, make_probe_session, make_session
+from workers.connector import BoundSocketFactory, connection_limits, make_client, make_probe_session, make_session
+from workers.forwarder import Forwarder
+from workers.upstreams import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -60,8 +66,40 @@ async def simulator_on(stack: AsyncExitStack, host: str = "127.0.0.1") -> Simula
     return await stack.enter_async_context(Simulator(SimulatorConfig(host=host)))
 
 
-async def session_for(stack: AsyncExitStack, source_ip: str | None, **settings: Any) -> aiohttp.ClientSession:
-    return await stack.enter_async_context(make_session(Settings(**settings), source_ip))
+Ask = Callable[[str], Awaitable[int]]
+Way = Callable[..., Awaitable[Ask]]
+
+
+class Ways:
+    """The two ways out for load: the samples' client, and the session of what is passed through."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+
+    async def client(self, source_ip: str | None, **settings: Any) -> Ask:
+        chosen = Settings(**settings)
+        client = make_client(chosen, source_ip)
+        self._stack.callback(client.close)
+        questions = await self._stack.enter_async_context(make_probe_session(chosen, source_ip))
+        forwarder = Forwarder(client, questions, SystemClock(), chosen.upstream_api_key)
+
+        async def ask(url: str) -> int:
+            upstream = Upstream(url)
+            reply = await forwarder.post(upstream, upstream.completions_url, json.dumps(ASKED).encode(), {})
+            return 200 if isinstance(reply, bytes) else 500
+
+        return ask
+
+    async def session(self, source_ip: str | None, **settings: Any) -> Ask:
+        session = await self._stack.enter_async_context(make_session(Settings(**settings), source_ip))
+        return partial(complete, session)
+
+
+@pytest.fixture(params=["client", "session"])
+def way(request: pytest.FixtureRequest, stack: AsyncExitStack) -> Way:
+    """Makes one of the two: `await way(source_ip, **settings)` is a coroutine function that asks an upstream's URL."""
+    made: Way = getattr(Ways(stack), request.param)
+    return made
 
 
 async def complete(session: aiohttp.ClientSession, url: str) -> int:
@@ -71,10 +109,10 @@ async def complete(session: aiohttp.ClientSession, url: str) -> int:
 
 
 @pytest.mark.parametrize("source_ip", ["127.0.0.7", "127.1.2.3"])
-async def test_connections_leave_from_the_slots_address(stack: AsyncExitStack, source_ip: str) -> None:
+async def test_connections_leave_from_the_slots_address(stack: AsyncExitStack, way: Way, source_ip: str) -> None:
     simulator = await simulator_on(stack)
-    session = await session_for(stack, source_ip)
-    assert await complete(session, simulator.url) == 200
+    ask = await way(source_ip)
+    assert await ask(simulator.url) == 200
     assert simulator.stats()["by_source_ip"] == {source_ip: 1}
 
 
@@ -87,9 +125,10 @@ async def test_a_question_leaves_from_it_too_and_over_a_new_connection_each_time
     assert simulator.stats()["by_source_ip"] == {"127.0.0.7": 2}
 
 
-async def test_without_an_address_the_kernel_chooses(stack: AsyncExitStack) -> None:
+async def test_without_an_address_the_kernel_chooses(stack: AsyncExitStack, way: Way) -> None:
     simulator = await simulator_on(stack)
-    assert await complete(await session_for(stack, None), simulator.url) == 200
+    ask = await way(None)
+    assert await ask(simulator.url) == 200
 
 
 def test_the_port_is_left_to_connect() -> None:
@@ -111,18 +150,17 @@ def test_an_address_that_is_not_ours_leaves_no_descriptor_behind() -> None:
 
 @pytest.mark.skipif(not kernel_limits_ports(), reason="the kernel does not know IP_LOCAL_PORT_RANGE (6.3)")
 async def test_ports_are_spent_per_destination_and_what_is_beyond_them_queues(
-    stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+    stack: AsyncExitStack, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B5: 64 ports, 200 samples, two upstreams."""
     monkeypatch.setattr("workers.connector._ephemeral_range", lambda: FEW_PORTS)
+    monkeypatch.setattr("workers.connector.BoundSocketFactory", FewPorts)
     simulators = [await simulator_on(stack, host) for host in ("127.0.0.1", "127.0.0.2")]
     for simulator in simulators:
         simulator.set_faults([{"kind": "hold"}])
     limit = ports.connection_limit(FEW_PORTS, len(simulators))
-    session = await session_for(stack, "127.0.0.9", upstreams=tuple(simulator.url for simulator in simulators))
-    assert session.connector is not None
-    session.connector._socket_factory = FewPorts("127.0.0.9")  # type: ignore[attr-defined] # of a TCPConnector
-    asked = [asyncio.create_task(complete(session, simulators[number % 2].url)) for number in range(200)]
+    ask = await way("127.0.0.9", upstreams=tuple(simulator.url for simulator in simulators))
+    asked = [asyncio.create_task(ask(simulators[number % 2].url)) for number in range(200)]
     await until(lambda: sum(simulator.stats()["in_flight"] for simulator in simulators) == limit)
     assert limit > FEW_PORTS[1] - FEW_PORTS[0] + 1
     for simulator in simulators:
@@ -135,34 +173,35 @@ async def test_ports_are_spent_per_destination_and_what_is_beyond_them_queues(
 
 @pytest.mark.skipif(not kernel_limits_ports(), reason="the kernel does not know IP_LOCAL_PORT_RANGE (6.3)")
 async def test_one_upstream_that_gets_all_the_samples_has_ports_for_its_share(
-    stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+    stack: AsyncExitStack, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B5: the other one rests; what one address cannot open waits as well."""
     monkeypatch.setattr("workers.connector._ephemeral_range", lambda: FEW_PORTS)
+    monkeypatch.setattr("workers.connector.BoundSocketFactory", FewPorts)
     simulator = await simulator_on(stack)
-    session = await session_for(stack, "127.0.0.9", upstreams=(simulator.url, "http://127.0.0.2:1"))
-    assert session.connector is not None
-    session.connector._socket_factory = FewPorts("127.0.0.9")  # type: ignore[attr-defined] # of a TCPConnector
-    assert set(await asyncio.gather(*(complete(session, simulator.url) for _ in range(200)))) == {200}
+    ask = await way("127.0.0.9", upstreams=(simulator.url, "http://127.0.0.2:1"))
+    assert set(await asyncio.gather(*(ask(simulator.url) for _ in range(200)))) == {200}
 
 
-async def test_no_more_connections_than_the_limit(stack: AsyncExitStack) -> None:
+async def test_no_more_connections_than_the_limit(stack: AsyncExitStack, way: Way) -> None:
     simulator = await simulator_on(stack)
-    session = await session_for(stack, None, max_connections=3)
-    assert await asyncio.gather(*(complete(session, simulator.url) for _ in range(20))) == [200] * 20
+    ask = await way(None, max_connections=3)
+    assert await asyncio.gather(*(ask(simulator.url) for _ in range(20))) == [200] * 20
     assert simulator.stats()["connections"] <= 3
 
 
-async def test_idle_connections_are_closed_before_the_upstream_closes_them(stack: AsyncExitStack) -> None:
+async def test_idle_connections_are_closed_before_the_upstream_closes_them(stack: AsyncExitStack, way: Way) -> None:
     """B4"""
     simulator = await simulator_on(stack)
-    session = await session_for(stack, None, upstream_keep_alive_s=0.01)
-    assert await complete(session, simulator.url) == 200
+    ask = await way(None, upstream_keep_alive_s=0.1)
+    assert await ask(simulator.url) == 200
     assert simulator.stats()["connections"] == 1
     await until(lambda: simulator.stats()["connections"] == 0)
 
 
-async def test_nothing_is_sent_that_was_not_asked_for(stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_sent_that_was_not_asked_for(
+    stack: AsyncExitStack, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No proxy from the environment, no User-Agent; the upstream's key and nothing of the client's."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     seen: list[str] = []
@@ -174,13 +213,11 @@ async def test_nothing_is_sent_that_was_not_asked_for(stack: AsyncExitStack, mon
         writer.close()
 
     server = await stack.enter_async_context(await asyncio.start_server(serve, "127.0.0.1", 0))
-    session = await session_for(stack, None, upstream_api_key="sk-1")
-    port = server.sockets[0].getsockname()[1]
+    ask = await way(None, upstream_api_key="sk-1")
     for _ in range(2):
-        async with session.get(f"http://127.0.0.1:{port}/"):
-            pass
+        assert await ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") == 200
     names = {line.partition(":")[0] for line in seen if ":" in line}
-    assert names == {"host", "authorization"}
+    assert names == {"host", "authorization", "content-type", "content-length"}
     assert "authorization: bearer sk-1" in seen
 
 

@@ -1,0 +1,246 @@
+"""The samples' HTTP client against a server that says exactly what it is told to, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shared.config import Settings
+from shared.core.faults import BreakKind
+from tests.worker_bench import until
+from workers.connector import make_client
+from workers.h1.dial import Origin
+from workers.h1.exchange import Broken, Exchange, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from workers.h1.client import UpstreamClient
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Script:
+    """A server that answers each request of a connection with the next of `replies`, and closes after the last."""
+
+    def __init__(self, replies: Sequence[bytes], *, closes: bool) -> None:
+        self._replies = replies
+        self._closes = closes
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.ended = 0
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            for reply in self._replies:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.requests.append(head + await reader.readexactly(2))
+                writer.write(reply)
+                await writer.drain()
+            if not self._closes:
+                await reader.read()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.ended += 1
+            writer.close()
+
+
+@asynccontextmanager
+async def script(*replies: bytes, closes: bool = False) -> AsyncIterator[Script]:
+    made = Script(replies, closes=closes)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield made
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[UpstreamClient]:
+    made = make_client(Settings(read_timeout_s=30.0, connect_timeout_s=30.0), None)
+    yield made
+    made.close()
+
+
+async def ask(client: UpstreamClient, server: Script, exchange: Exchange | None = None) -> Reply:
+    origin = Origin(tls=False, host="127.0.0.1", port=server.port)
+    return await client.send(origin, HEAD, b"{}", exchange or Exchange())
+
+
+async def broken(client: UpstreamClient, server: Script) -> BreakKind:
+    with pytest.raises(Broken) as caught:
+        await ask(client, server)
+    return caught.value.kind
+
+
+@pytest.mark.parametrize(
+    ("reply", "body"),
+    [
+        (OK, b"{}"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1;a=b\r\n}\r\n0\r\nTrailer: x\r\n\r\n",
+            b"{}",
+        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b""),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK, b"{}"),
+    ],
+)
+async def test_a_reply_that_ends_leaves_its_connection_to_the_next(
+    client: UpstreamClient, reply: bytes, body: bytes
+) -> None:
+    async with script(reply, reply) as server:
+        assert [(await ask(client, server)).body for _ in range(2)] == [body, body]
+        assert server.connections == 1
+        assert server.requests == [HEAD + b"{}"] * 2
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        # A second reply to one request, whole or begun: it must not be taken for the next one's.
+        OK + OK,
+        OK + b"HTTP/1.1 2",
+    ],
+)
+async def test_a_connection_that_cannot_be_trusted_any_more_is_closed(client: UpstreamClient, reply: bytes) -> None:
+    async with script(reply) as server:
+        assert (await ask(client, server)).body == b"{}"
+        await until(lambda: server.ended == 1)
+        assert (await ask(client, server)).body == b"{}"
+        assert server.connections == 2
+
+
+async def test_a_body_without_a_length_ends_with_the_connection(client: UpstreamClient) -> None:
+    async with script(b"HTTP/1.1 200 OK\r\n\r\n{}", closes=True) as server:
+        reply = await ask(client, server)
+        assert (reply.body, reply.whole) == (b"{}", True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (b"", BreakKind.RESET_BEFORE_STATUS),
+        (b"HTTP/1.1 200 OK\r\nContent-", BreakKind.RESET_BEFORE_STATUS),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}", BreakKind.BODY_CUT),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n", BreakKind.BODY_CUT),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", BreakKind.RESET_BEFORE_STATUS),
+        (b"220 mail.example ESMTP\r\n", BreakKind.NOT_HTTP),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}", BreakKind.NOT_HTTP),
+        (b"HTTP/1.1 200 OK\r\nA: " + b"x" * 70_000 + b"\r\nContent-Length: 2\r\n\r\n{}", BreakKind.NOT_HTTP),
+        (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 40_000 + b"Content-Length: 2\r\n\r\n{}", BreakKind.NOT_HTTP),
+    ],
+)
+async def test_a_reply_that_is_none_has_a_name(client: UpstreamClient, reply: bytes, kind: BreakKind) -> None:
+    async with script(reply, closes=True) as server:
+        assert await broken(client, server) is kind
+        await until(lambda: server.ended == 1)
+
+
+async def test_headers_are_told_of_what_is_no_200(client: UpstreamClient) -> None:
+    async with script(b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n") as server:
+        reply = await ask(client, server)
+        assert (reply.status, dict(reply.headers)) == (503, {"retry-after": "7", "content-length": "0"})
+
+
+async def test_a_reply_to_a_request_that_is_not_out_yet_ends_its_connection(client: UpstreamClient) -> None:
+    """A server that refuses a large body without reading it: the rest is not worth sending."""
+    early = b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n{}"
+    done = asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(early)
+        await writer.drain()
+        await done.wait()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        origin = Origin(tls=False, host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+        size = 2**26
+        reply = await client.send(origin, HEAD.replace(b": 2", b": %d" % size), bytes(size), Exchange())
+        assert reply.status == 413
+        await until(lambda: "0 open" in repr(client))
+        done.set()
+
+
+async def test_a_server_that_speaks_before_it_is_asked_is_not_believed(client: UpstreamClient) -> None:
+    """On an idle connection, too: what came early would be taken for the next request's reply."""
+    speak = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await speak.wait()
+        writer.write(OK.replace(b"{}", b"no"))
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        origin = Origin(tls=False, host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+        assert (await client.send(origin, HEAD, b"{}", Exchange())).body == b"{}"
+        assert "1 idle" in repr(client)
+        speak.set()
+        await until(lambda: "0 open" in repr(client))
+
+
+async def test_a_break_off_before_the_request_is_sent_changes_nothing(client: UpstreamClient) -> None:
+    """D18: what still waits for a connection has not begun at the upstream, and is no interrupted execution."""
+    exchange = Exchange()
+    exchange.break_off(BreakKind.DRAINING)
+    async with script(OK) as server:
+        assert (await ask(client, server, exchange)).body == b"{}"
+        assert exchange.reply is not None
+        exchange.break_off(BreakKind.DRAINING)
+
+
+@pytest.mark.parametrize("limits", [{"limit": 2}, {"limit_per_origin": 2}])
+async def test_places_are_kept_through_every_way_of_ending(limits: dict[str, int]) -> None:
+    """Cut, cancelled while waiting, cancelled while running, refused: after all of it both places are free again."""
+    client = make_client(Settings(max_connections=limits.get("limit", 0)), None)
+    client._limit_per_origin = limits.get("limit_per_origin", 0)
+    hold = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b"cut" not in head:
+                await hold.wait()
+                writer.write(OK)
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        origin = Origin(tls=False, host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+
+        def send(head: bytes = HEAD, to: Origin = origin) -> asyncio.Task[Reply]:
+            return asyncio.create_task(client.send(to, head, b"{}", Exchange()))
+
+        running = [send() for _ in range(2)]
+        await until(lambda: "2 open" in repr(client))
+        waiting = [send() for _ in range(6)]
+        await until(lambda: "6 waiting" in repr(client))
+        for task in (*waiting[:3], running[0]):
+            task.cancel()
+        waiting += [send(HEAD.replace(b"a\r\n", b"cut\r\n")) for _ in range(3)]
+        # Nothing is listening on port 1: it waits for a place, and gives it back at once.
+        waiting += [send(to=origin._replace(port=1)) for _ in range(3)]
+        hold.set()
+        outcomes = await asyncio.gather(*running, *waiting, return_exceptions=True)
+        kinds = [type(outcome).__name__ for outcome in outcomes]
+        assert kinds == ["CancelledError", "Reply", *["CancelledError"] * 3, *["Reply"] * 3, *["Broken"] * 6]
+        await until(lambda: "<UpstreamClient 0 open, 0 idle, 0 waiting>" in repr(client))
+        assert (await asyncio.gather(*(send() for _ in range(5))))[4].body == b"{}"
+    client.close()

@@ -1,0 +1,186 @@
+"""One connection to an upstream: at most one exchange at a time, HTTP/1.1 as far as a client of vLLM needs it.
+
+    IDLE --start--> BUSY --whole reply--> IDLE, or closed when either side does not want to keep it
+                      \\--lost, broken off, cancelled--> closed
+
+httptools parses (it refuses what is not HTTP, and knows chunks and lengths); what is ours is what a reply's end means.
+An idle connection on which anything arrives is closed: there is nobody to whom it could belong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any, Final
+
+import httptools
+
+from shared.core.faults import BreakKind
+from workers.h1.exchange import Broken, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Of a reply. llhttp sets no bound of its own; routers add a dozen headers at most.
+_HEAD_BYTES: Final = 64 * 1024
+# From here on the body is written apart from the head, which spares a copy of it.
+_SCATTER_FROM_BYTES: Final = 32 * 1024
+_NO_HEADERS: Final[dict[str, str]] = {}
+_PEEK: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT
+
+
+class UpstreamConnection(asyncio.Protocol):
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limit_bytes: int, on_lost: Callable[[UpstreamConnection], None]
+    ) -> None:
+        """`limit_bytes`: the longest body that is read. `on_lost` is called once, when the connection has ended."""
+        self._loop = loop
+        self._limit_bytes = limit_bytes
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        # Of the transport, which does not let it be looked into.
+        self.socket: socket.socket | None = None
+        self._reply: asyncio.Future[Reply] | None = None
+        self._keeps_alive = True
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._begin()
+
+    def __repr__(self) -> str:
+        state = "closed" if not self.is_open else "idle" if self._reply is None else "busy"
+        return f"<UpstreamConnection {state}>"
+
+    # -- for the client
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_reusable(self) -> bool:
+        """The reply was read to its end, and both sides keep the connection."""
+        return self._keeps_alive and self._reply is None and self.is_open
+
+    def has_news(self) -> bool:
+        """Whether the kernel holds something for it that the loop has not seen: on an idle connection, its end."""
+        assert self.socket is not None
+        try:
+            self.socket.recv(1, _PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def start(self, head: bytes, body: bytes) -> asyncio.Future[Reply]:
+        """Send a request; the future is its reply, or raises `Broken`."""
+        assert self._transport is not None
+        assert self._reply is None
+        self._begin()
+        reply: asyncio.Future[Reply] = self._loop.create_future()
+        self._reply = reply
+        if len(body) < _SCATTER_FROM_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        return reply
+
+    def fail(self, broken: Broken) -> None:
+        """End the exchange with `broken`, and the connection."""
+        reply, self._reply = self._reply, None
+        if reply is not None and not reply.done():
+            reply.set_exception(broken)
+        self.abort()
+
+    def abort(self) -> None:
+        """Close at once, whatever is still unsent: vLLM gives the generation up when it notices."""
+        self._keeps_alive = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # a stream's, always
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._reply is None:
+            # Nobody has asked: it could only be taken for the reply to the next request.
+            self.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.fail(Broken(BreakKind.NOT_HTTP, str(error)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._reply is not None:
+            if exc is None and self._ends_with_the_connection():
+                self._finish(whole=True)
+            else:
+                kind = BreakKind.BODY_CUT if self._head_is_whole else BreakKind.RESET_BEFORE_STATUS
+                self.fail(Broken(kind, str(exc) if exc is not None else ""))
+        # The parser holds our methods: a cycle for each connection.
+        self._parser = None
+        self._on_lost(self)
+
+    # -- parser callbacks
+
+    def on_message_begin(self) -> None:
+        if self._reply is None:
+            # A second reply to one request.
+            self._keeps_alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > _HEAD_BYTES:
+            self.fail(Broken(BreakKind.NOT_HTTP, "the reply's headers are too long"))
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._head_is_whole = True
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+        self._body_bytes += len(body)
+        if self._body_bytes > self._limit_bytes:
+            self._keeps_alive = False
+            self._finish(whole=False)
+
+    def on_message_complete(self) -> None:
+        if 100 <= self._parser.get_status_code() < 200:
+            # An interim reply; the real one follows.
+            self._begin()
+            return
+        self._keeps_alive = self._keeps_alive and self._parser.should_keep_alive() and self._is_sent()
+        self._finish(whole=True)
+
+    # -- inside
+
+    def _begin(self) -> None:
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._head_is_whole = False
+        self._parts: list[bytes] = []
+        self._body_bytes = 0
+
+    def _is_sent(self) -> bool:
+        """A reply may come before the request is out, to refuse it: the rest is then not worth sending."""
+        return self._transport is not None and self._transport.get_write_buffer_size() == 0
+
+    def _finish(self, *, whole: bool) -> None:
+        reply, self._reply = self._reply, None
+        if reply is None or reply.done():
+            return
+        status = self._parser.get_status_code()
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts = []
+        reply.set_result(Reply(status, body, _NO_HEADERS if status == 200 else self._told_headers(), whole))
+
+    def _told_headers(self) -> dict[str, str]:
+        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self._headers}
+
+    def _ends_with_the_connection(self) -> bool:
+        """HTTP/1.0's way of marking a body's end; a body with a length, or in chunks, was cut."""
+        told = self._told_headers()
+        return self._head_is_whole and "content-length" not in told and "transfer-encoding" not in told

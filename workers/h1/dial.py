@@ -1,0 +1,153 @@
+"""Opening a connection: names to addresses, one address after the other, TLS where the URL says so."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shared.core.faults import BreakKind
+from workers.h1.exchange import Broken
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiohttp.connector import AddrInfoType
+
+    from workers.h1.connection import UpstreamConnection
+
+    SocketFactory = Callable[[AddrInfoType], socket.socket]
+    Resolve = Callable[[str, int], Awaitable[list[AddrInfoType]]]
+
+# As long as aiohttp keeps them here: a router that moved is found within half a minute.
+_NAMES_KEPT_S: Final = 30.0
+
+
+class Origin(NamedTuple):
+    """Where connections go; `tls` of a URL with https."""
+
+    tls: bool
+    host: str
+    port: int
+
+
+class Names:
+    """Addresses by name. Asked for once for all who wait, kept a while, and taken in turn."""
+
+    def __init__(self, resolve: Resolve, now_s: Callable[[], float]) -> None:
+        self._resolve = resolve
+        self._now_s = now_s
+        self._known: dict[tuple[str, int], tuple[float, deque[AddrInfoType]]] = {}
+        self._asking: dict[tuple[str, int], asyncio.Future[list[AddrInfoType]]] = {}
+
+    async def addresses(self, host: str, port: int) -> list[AddrInfoType]:
+        """Raises `OSError` when nobody knows the name."""
+        name = (host, port)
+        until_s, known = self._known.get(name, (0.0, deque()))
+        if self._now_s() >= until_s:
+            known = deque(await self._ask(name))
+            self._known[name] = (self._now_s() + _NAMES_KEPT_S, known)
+        # A service with several addresses shares its connections out among them.
+        known.rotate(-1)
+        return list(known)
+
+    async def _ask(self, name: tuple[str, int]) -> list[AddrInfoType]:
+        asking = self._asking.get(name)
+        if asking is None:
+            asking = self._asking[name] = asyncio.ensure_future(self._resolve(*name))
+            asking.add_done_callback(lambda _: self._asking.pop(name))
+        return await asyncio.shield(asking)
+
+
+class Dialler:
+    """Opens connections, each within `timeout_s`: names, addresses and TLS together."""
+
+    def __init__(
+        self,
+        make_socket: SocketFactory,
+        family: socket.AddressFamily,
+        timeout_s: float,
+        tls: ssl.SSLContext,
+        resolve: Resolve | None = None,
+    ) -> None:
+        """`family`: of the addresses that can be reached. `resolve` stands in for the system's name service."""
+        self._make_socket = make_socket
+        self._family = family
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._names = Names(resolve or self._ask_the_system, self._loop.time)
+
+    async def dial(self, origin: Origin, made: Callable[[], UpstreamConnection]) -> UpstreamConnection:
+        """A connection that `made` makes the protocol of. Raises `Broken`."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._first_of(await self._addresses(origin), origin, made)
+        except TimeoutError as error:
+            raise Broken(BreakKind.CONNECT_TIMEOUT, str(error), error.errno) from None
+
+    async def _addresses(self, origin: Origin) -> list[AddrInfoType]:
+        literal = _literal(origin.host, origin.port)
+        if literal is not None:
+            return [literal]
+        try:
+            return await self._names.addresses(origin.host, origin.port)
+        except OSError as error:
+            raise Broken(BreakKind.DNS, str(error), error.errno) from None
+
+    async def _first_of(
+        self, addresses: list[AddrInfoType], origin: Origin, made: Callable[[], UpstreamConnection]
+    ) -> UpstreamConnection:
+        errors: list[OSError] = []
+        for address in addresses:
+            try:
+                return await self._connect(address, origin, made)
+            except ssl.SSLError as error:
+                raise Broken(BreakKind.TLS, str(error)) from None
+            except TimeoutError:
+                raise
+            except OSError as error:
+                errors.append(error)
+        raise Broken(BreakKind.CONNECT_REFUSED, "; ".join(map(str, errors)), _common_errno(errors))
+
+    async def _connect(
+        self, address: AddrInfoType, origin: Origin, made: Callable[[], UpstreamConnection]
+    ) -> UpstreamConnection:
+        opened = self._make_socket(address)
+        try:
+            await self._loop.sock_connect(opened, address[4])
+            _, connection = await self._loop.create_connection(
+                made,
+                sock=opened,
+                ssl=self._tls if origin.tls else None,
+                server_hostname=origin.host if origin.tls else None,
+            )
+        except BaseException:
+            opened.close()
+            raise
+        connection.socket = opened
+        return connection
+
+    async def _ask_the_system(self, host: str, port: int) -> list[AddrInfoType]:
+        found = await self._loop.getaddrinfo(host, port, family=self._family, type=socket.SOCK_STREAM)
+        return list(found)
+
+
+def _literal(host: str, port: int) -> AddrInfoType | None:
+    """An address that needs no asking."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if address.version == 4:
+        return socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port)
+    return socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port, 0, 0)
+
+
+def _common_errno(errors: list[OSError]) -> int | None:
+    """A name is refused when all its addresses refuse."""
+    numbers = {error.errno for error in errors}
+    return numbers.pop() if len(numbers) == 1 else None

@@ -1,0 +1,49 @@
+"""One request and its reply, as the two sides of the client see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
+    from shared.core.faults import BreakKind
+
+
+class Broken(Exception):
+    """An exchange that ended without a whole reply. `errno` is the system's, where it was the system that said no."""
+
+    def __init__(self, kind: BreakKind, detail: str = "", errno: int | None = None) -> None:
+        super().__init__(f"{kind.value}: {detail}" if detail else kind.value)
+        self.kind = kind
+        self.detail = detail
+        self.errno = errno
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """`headers` have lower-case names, and are told of other statuses than 200 only: nobody asks for the others.
+
+    `whole` is False when the body was longer than the limit, and was cut there.
+    """
+
+    status: int
+    body: bytes = field(repr=False)
+    headers: Mapping[str, str]
+    whole: bool = True
+
+
+class Exchange:
+    """One request, from the moment it waits for a connection. `reply` is there as soon as it was sent."""
+
+    __slots__ = ("reply",)
+
+    def __init__(self) -> None:
+        self.reply: asyncio.Future[Reply] | None = None
+
+    def break_off(self, kind: BreakKind) -> None:
+        """Ends it as `kind`, and its connection with it. What was not sent yet goes on: nothing has begun there."""
+        if self.reply is not None and not self.reply.done():
+            self.reply.set_exception(Broken(kind))
