@@ -3,9 +3,9 @@
     python benchmarks/profile_worker.py [--concurrency 512] [--samples 20000] [--raw stacks.txt] ...
 
 A sample of the stack counts for the innermost frame that belongs to a component: the C function of a library, or the
-Python function that called what belongs to none. Waiting is not counted, and the poll that one waits in neither: the two
-cannot be told apart. py-spy stops the process for each look, so the
-shares are those of a slightly slower worker; needs the extra `bench` and the right to trace processes.
+Python function that called what belongs to none. Waiting is not counted, nor is the system call that the loop waits in:
+py-spy cannot tell the two apart. It stops the process for each look: the shares are those of a slower worker.
+Needs the extra `bench` and the right to trace processes.
 """
 
 from __future__ import annotations

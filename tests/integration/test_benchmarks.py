@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import run
+from benchmarks import outstanding, run
 from benchmarks.macro import bench_runs
 from benchmarks.macro.rows import Row
 from benchmarks.micro import forward, serving, store
@@ -52,6 +52,11 @@ def test_a_run_of_gateway_bench_and_one_that_fails() -> None:
     assert report["wires"]["redis"]["received_bytes"] > 0
     with pytest.raises(WrongResult, match="ended with"):
         bench_runs.run_row(Row("impossible", concurrency=4, samples=8, workers=0))
+
+
+def test_samples_are_held_until_all_are_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outstanding.main(["--samples", "8", "--workers", "1", "--client-processes", "1", "--session-poll"]) == 0
+    assert "8 in flight after" in capsys.readouterr().out
 
 
 def test_the_script_writes_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

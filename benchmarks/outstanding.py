@@ -1,0 +1,154 @@
+"""How many samples can be outstanding at once on this machine: all submitted, none generated yet, every client waiting.
+
+    python benchmarks/outstanding.py --samples 131072 --session-poll
+    python benchmarks/outstanding.py --samples 131072 --workers 8 --client-processes 8 --max-connections 2000
+
+The simulated vLLM holds what reaches it; the rest waits in the workers for one of their upstream connections. When all
+samples are in flight, memory and open files are told, everything is let go, and every result is checked. With one poll
+per sample each has a connection to a worker, so workers and client processes must be so many that each stays below its
+limit of open files; and each poll is answered with "try again" after 30 s, which costs what a poll costs.
+
+Exit code 1 when anything is lost or wrong, or when not all were in flight at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from rich.console import Console
+
+from gateway.bench import procfs
+from gateway.bench.report import exit_code
+from gateway.bench.scenario import resolve
+from gateway.bench.session import against, print_report
+from gateway.bench.stack import running_stack
+from gateway.bench.watch import probed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from gateway.bench.stack import Deployment
+
+MIB = 1024 * 1024
+LOOK_S = 1.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if options.max_connections is not None:
+        os.environ["GATEWAY_MAX_CONNECTIONS"] = str(options.max_connections)
+    return asyncio.run(hold_and_release(options))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=16_384)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--client-processes", type=int, default=2)
+    parser.add_argument("--session-poll", action="store_true")
+    parser.add_argument("--max-connections", type=int, help="upstream connections of each worker; default: automatic")
+    parser.add_argument("--deadline", type=float, default=900.0, help="seconds after which those in flight are let go")
+    return parser.parse_args(arguments)
+
+
+async def hold_and_release(options: argparse.Namespace) -> int:
+    scenario = resolve(
+        None,
+        {
+            "samples": options.samples,
+            "concurrency": options.samples,
+            "workers": options.workers,
+            "client_processes": options.client_processes,
+            "session_poll": options.session_poll,
+            "vllm_mode": "instant",
+            "seed": 1,
+        },
+    )
+    console = Console()
+    async with running_stack(scenario) as deployment, _operator(deployment) as operator:
+        await operator.hold()
+        run = asyncio.create_task(against(scenario, deployment, console))
+        try:
+            reached = await _wait_until_in_flight(operator, options.samples, options.deadline, run)
+        finally:
+            await operator.release()
+        report: Any = await run
+        report = getattr(report, "report", report)
+    print_report(report, console)
+    return exit_code(report) or int(not reached)
+
+
+async def _wait_until_in_flight(operator: Operator, samples: int, deadline_s: float, run: asyncio.Task[Any]) -> bool:
+    """Tells what was reached: all of them, or as many as at the deadline."""
+    began_s = time.monotonic()
+    while True:
+        workers = await operator.workers()
+        in_flight: int = sum(worker["in_flight"] for worker in workers)
+        waited_s = time.monotonic() - began_s
+        if in_flight >= samples or waited_s > deadline_s or run.done():
+            say(shown(workers, in_flight, waited_s))
+            return in_flight >= samples
+        await asyncio.sleep(LOOK_S)
+
+
+def shown(workers: Sequence[dict[str, Any]], in_flight: int, after_s: float) -> str:
+    usages = [usage for worker in workers if (usage := procfs.usage(worker["pid"])) is not None]
+    sizes = ", ".join(f"{usage.rss_bytes / MIB:,.0f} MiB and {usage.fds:,} open files" for usage in usages)
+    return f"{in_flight:,} in flight after {after_s:.0f} s; workers: {sizes}"
+
+
+class Operator:
+    """What an operator can do to both ends."""
+
+    def __init__(self, session: aiohttp.ClientSession, admin_url: str, simulator_url: str) -> None:
+        self._session = session
+        self._admin_url = admin_url
+        self._simulator_url = simulator_url
+
+    async def hold(self) -> None:
+        """From when the gateway has asked what it asks every upstream first."""
+        while True:
+            if probed(await self._status()):
+                break
+            await asyncio.sleep(LOOK_S)
+        await self._ask("POST", "/_sim/faults", [{"kind": "hold"}])
+
+    async def release(self) -> None:
+        await self._ask("DELETE", "/_sim/faults")
+        await self._ask("POST", "/_sim/release")
+
+    async def workers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self._status())["workers"]
+        return found
+
+    async def _status(self) -> dict[str, Any]:
+        async with self._session.get(f"{self._admin_url}/status") as response:
+            status: dict[str, Any] = await response.json()
+            return status
+
+    async def _ask(self, method: str, path: str, document: Any = None) -> None:
+        async with self._session.request(method, self._simulator_url + path, json=document) as response:
+            response.raise_for_status()
+
+
+@asynccontextmanager
+async def _operator(deployment: Deployment) -> AsyncIterator[Operator]:
+    assert deployment.admin_url is not None and deployment.simulator_url is not None
+    async with aiohttp.ClientSession() as session:
+        yield Operator(session, deployment.admin_url, deployment.simulator_url)
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
