@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gateway.flags import FLAGS, Flag
-from gateway.options import CONFIG_VARIABLE, Surroundings, resolve
+from gateway.options import CONFIG_VARIABLE, Surroundings, resolve, unknown_variables
 from shared.core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ def serve(**values: Any) -> int:
     settings = settings_from(dict(values))
     from gateway import serve as server  # late: --help needs none of it
 
-    return server.run(settings, reread=lambda: settings_from(dict(values)))
+    doubts = unknown_variables(os.environ)
+    return server.run(settings, reread=lambda: settings_from(dict(values)), doubts=doubts)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

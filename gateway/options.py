@@ -7,6 +7,7 @@ the value was found, the value, and what is allowed; URLs that may hold a passwo
 from __future__ import annotations
 
 import difflib
+import re
 import string
 import tomllib
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 CONFIG_VARIABLE: Final = "GATEWAY_CONFIG"
+_VARIABLES: Final = "GATEWAY_"
+# What Kubernetes tells every container of a namespace that has a service called "gateway".
+_SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)$")
 _SECRET_KEYS: Final = frozenset({"redis_url", "upstream"})
 
 # Rows of the table whose field in Settings has another name.
@@ -89,6 +93,22 @@ def _given(flag: Flag, flags: Mapping[str, Sequence[str]], environ: Mapping[str,
         texts = tuple(text.replace(",", " ").split()) if flag.repeatable else (text,)
         return Given(texts, f"{flag.variable} (--{flag.name})")
     return None
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that looks as if it were meant for us and is not, most likely a typing error."""
+    known = [CONFIG_VARIABLE, *(flag.variable for flag in FLAGS)]
+    strange = [name for name in environ if name.startswith(_VARIABLES) and name not in known]
+    return [_unknown(name, known) for name in sorted(strange) if not _SERVICE_LINK.search(name)]
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    # Without what they all have in common, which would make any two of them alike.
+    close = difflib.get_close_matches(
+        name.removeprefix(_VARIABLES), [other.removeprefix(_VARIABLES) for other in known], 1
+    )
+    hint = f"did you mean {_VARIABLES}{close[0]}?" if close else "see `gateway serve --help` for the names"
+    return f"{name} is set, which is no variable of the gateway; {hint}"
 
 
 def _parsed(flag: Flag, given: Given) -> Any:

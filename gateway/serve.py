@@ -51,9 +51,14 @@ class Parts:
     watch_logprobs: Callable[[Settings, dict[str, bool | None]], Awaitable[None]] = watch_logprobs
 
 
-def run(settings: Settings, reread: Callable[[], Settings]) -> int:
-    """Blocks until the gateway has stopped; the exit code. Raises `StartError`."""
+def run(settings: Settings, reread: Callable[[], Settings], doubts: Sequence[str] = ()) -> int:
+    """Blocks until the gateway has stopped; the exit code. `doubts` about the configuration are logged.
+
+    Raises `StartError`.
+    """
     configure_logging(settings.log_format, settings.log_level)
+    for doubt in doubts:
+        log.warning("the configuration may not be what was meant", extra={"reason": doubt})
     return asyncio.run(serve(settings, reread, Parts()))
 
 

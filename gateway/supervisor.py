@@ -22,7 +22,7 @@ from gateway.admin.app import admin_app, admin_server
 from gateway.admin.view import SlotView, SpareView, View
 from gateway.logprobs_watch import follow_upstreams
 from gateway.machine import Usage, usage
-from gateway.reread import for_running_gateway, roll_deadline_s
+from gateway.reread import for_running_gateway, need_a_restart, roll_deadline_s
 from gateway.urls import redacted
 from gateway.worker_process import WorkerProcess, spawn
 from shared.channel import Drain, Failed, Ready, Reload, Status, ToSupervisor, Warm
@@ -189,7 +189,10 @@ class Supervisor:
         return self._fleet.roll(now)
 
     def _take_settings(self) -> None:
-        self.settings = for_running_gateway(self._means.reread(), self.settings)
+        new = self._means.reread()
+        if changed := need_a_restart(new, self.settings):
+            log.warning("some of what changed in the configuration needs a restart", extra={"unchanged": changed})
+        self.settings = for_running_gateway(new, self.settings)
         for process in self._workers():  # at once, since a roll takes as long as its longest sample
             process.send(Reload(self.settings))
         self._fleet.drain_timeout_s = self.settings.drain_timeout_s

@@ -116,7 +116,7 @@ class Executor:
         name = _FAULT_COUNTERS[fault.kind]
         setattr(self._counters, name, getattr(self._counters, name) + 1)
         if fault.upstream_down:
-            self._pool.broke(upstream)
+            self._pool.broke(upstream, fault.message)
         decision = retry.decide(fault, budget, self._policy, self._clock.monotonic_s(), self._rng_unit())
         if isinstance(decision, retry.Wait) and fault.kind is not FaultClass.NEVER_EXECUTED:
             self._counters.reexecutions += 1

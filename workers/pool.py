@@ -12,6 +12,7 @@ from shared.core.errors import NotFound, Overloaded
 from shared.core.faults import BreakKind, Fault
 from workers import upstreams as rules
 from workers.models import Served, decode_listing
+from workers.upstream_news import UpstreamNews
 from workers.upstreams import Upstream
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class UpstreamPool:
         self._asking: asyncio.Task[None] | None = None
         self._asked_s = float("-inf")
         self._times_asked = 0
+        self._news = UpstreamNews()
         self._served: dict[Upstream, list[Served]] = {}
         self._serving: dict[str, list[Upstream]] = {}
 
@@ -62,9 +64,9 @@ class UpstreamPool:
         serving = self._serving.get(model_name, self._upstreams)
         return rules.choose(serving, self._clock.monotonic_s(), avoid, session_key)
 
-    def broke(self, upstream: Upstream) -> None:
+    def broke(self, upstream: Upstream, why: str = "") -> None:
         """An exchange says that it is broken. It may have moved: `on_broken` is told."""
-        upstream.failed(self._clock.monotonic_s())
+        upstream.failed(self._clock.monotonic_s(), why)
         self.on_broken()
 
     def completed(self, upstream: Upstream) -> None:
@@ -124,6 +126,7 @@ class UpstreamPool:
         for upstream in doubtful:
             if upstream.holds_open_while_refusing(now_s):
                 self._break_off(upstream)
+        self._news.look(self._upstreams, now_s)
 
     async def close(self) -> None:
         if self._asking is not None:
@@ -161,7 +164,7 @@ class UpstreamPool:
         reply = await self._forwarder.get(upstream, upstream.models_url, _LISTING_TIMEOUT_S)
         if isinstance(reply, Fault):
             if reply.upstream_down:
-                self.broke(upstream)
+                self.broke(upstream, reply.message)
             return None
         upstream.answered_probe(self._clock.monotonic_s())
         try:

@@ -46,6 +46,8 @@ class Upstream:
 
     url: str
     failures: int = 0
+    failures_ever: int = 0
+    last_failure: str = ""
     resting_until_s: float = 0.0
     on_probation: bool = False
     refused_since_s: float | None = None
@@ -70,10 +72,12 @@ class Upstream:
     def rests(self, now_s: float) -> bool:
         return self.on_probation or now_s < self.resting_until_s
 
-    def failed(self, now_s: float) -> None:
-        """It is broken, not busy: rest it."""
+    def failed(self, now_s: float, why: str = "") -> None:
+        """It is broken, not busy: rest it. `why` is for the log."""
         self.failures += 1
         self.on_probation = True
+        self.failures_ever += 1
+        self.last_failure = why
         # Many requests fail at once when one server dies: they are one failure.
         if now_s >= self.resting_until_s:
             rest_s = min(_FIRST_REST_S * 2 ** min(self.failures - 1, 10), _LONGEST_REST_S)

@@ -172,6 +172,17 @@ def test_sighup_with_a_wrong_configuration_changes_nothing(tmp_path: Path) -> No
         assert gateway.pids() == before
 
 
+def test_sighup_names_what_it_cannot_change(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text("max-in-flight = 5\n")
+    with GatewayProcess(tmp_path, workers=1, flags=("--config", str(config))) as gateway:
+        gateway.pids()
+        config.write_text("max-in-flight = 6\nbacklog = 7\nkey-prefix = 'other'\n")
+        gateway.signal(signal.SIGHUP)
+        told = eventually(lambda: gateway.logged("some of what changed in the configuration"), "it is told")
+        assert told[0]["unchanged"] == ["--backlog", "--key-prefix"]
+
+
 def test_workers_exit_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     """A20: nothing of a killed gateway stays, so that the next one can start."""
     with GatewayProcess(tmp_path) as gateway:

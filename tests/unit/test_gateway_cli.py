@@ -10,7 +10,7 @@ from gateway import cli, serve
 from shared.core.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shared.config import Settings
 
@@ -22,7 +22,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """What would have been served."""
     seen: list[Settings] = []
 
-    def run(settings: Settings, reread: Callable[[], Settings]) -> int:
+    def run(settings: Settings, reread: Callable[[], Settings], doubts: Sequence[str]) -> int:
         assert reread() == settings
         seen.append(settings)
         return cli.EXIT_OK
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(
 def test_a_start_that_fails_is_one_line_and_exit_code_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(settings: Settings, reread: object) -> int:
+    def run(settings: Settings, reread: object, doubts: object) -> int:
         raise StartError("the port is taken")
 
     monkeypatch.setattr(serve, "run", run)
@@ -98,7 +98,7 @@ def test_a_start_that_fails_is_one_line_and_exit_code_3(
 
 
 def test_the_exit_code_of_the_supervisor_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "run", lambda settings, reread: cli.EXIT_WORKERS_DIE)
+    monkeypatch.setattr(serve, "run", lambda settings, reread, doubts: cli.EXIT_WORKERS_DIE)
     assert exit_code(*UPSTREAM) == cli.EXIT_WORKERS_DIE
 
 
@@ -133,7 +133,7 @@ def test_every_flag_is_listed_with_its_default(capsys: pytest.CaptureFixture[str
 
 
 def test_an_interrupt_before_the_start_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(settings: Settings, reread: object) -> int:
+    def run(settings: Settings, reread: object, doubts: object) -> int:
         raise click.Abort
 
     monkeypatch.setattr(serve, "run", run)

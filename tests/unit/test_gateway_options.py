@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.flags import FLAGS
-from gateway.options import Surroundings, resolve
+from gateway.options import Surroundings, resolve, unknown_variables
 from shared.config import MIB, ModelName, Settings
 from shared.core.errors import ConfigError
 
@@ -43,6 +43,18 @@ def test_the_file_may_come_from_the_environment() -> None:
 
 def test_an_empty_variable_is_not_set() -> None:
     assert settings({"GATEWAY_PORT": ""}, upstream=UPSTREAM).port == 8000
+
+
+def test_a_mistyped_variable_is_told_with_the_name_that_was_meant() -> None:
+    environ = {"GATEWAY_PORT": "1", "GATEWAY_CONFIG": "g", "GATEWAY_UPSTREAMS": "x", "GATEWAY_ZZZ": "", "PATH": "p"}
+    upstreams, strange = unknown_variables(environ)
+    assert upstreams == "GATEWAY_UPSTREAMS is set, which is no variable of the gateway; did you mean GATEWAY_UPSTREAM?"
+    assert "GATEWAY_ZZZ is set" in strange and "--help" in strange
+
+
+def test_what_kubernetes_tells_of_a_service_called_gateway_is_no_typing_error() -> None:
+    names = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR")
+    assert unknown_variables({f"GATEWAY_{name}": "10.0.0.1" for name in names}) == []
 
 
 def test_repeatable_values() -> None:

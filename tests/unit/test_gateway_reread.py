@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from gateway.reread import for_running_gateway, roll_deadline_s
+import pytest
+
+from gateway import reread
+from gateway.flags import FLAGS
+from gateway.reread import for_running_gateway, need_a_restart, roll_deadline_s
 from shared.config import Settings
 
 
@@ -13,3 +17,15 @@ def test_what_is_bound_or_counted_stays_and_the_rest_is_taken() -> None:
 
 def test_a_roll_waits_for_the_longest_sample_and_all_it_may_be_executed_again() -> None:
     assert roll_deadline_s(Settings(upstream_wait_s=10, read_timeout_s=100, max_reexecutions=2)) == 310
+
+
+def test_what_is_passed_over_is_named() -> None:
+    running = Settings(port=1000, admin_key="a", max_in_flight=5)
+    assert need_a_restart(Settings(port=1000, admin_key="a", max_in_flight=6), running) == []
+    changed = Settings(port=2000, admin_key="b", redis_memory_bytes=1, max_in_flight=6)
+    assert need_a_restart(changed, running) == ["--port", "--redis-memory", "--admin-key-file"]
+
+
+@pytest.mark.parametrize("name", reread._FIXED_AT_START.values())
+def test_what_is_named_is_a_flag(name: str) -> None:
+    assert name in {flag.name for flag in FLAGS}

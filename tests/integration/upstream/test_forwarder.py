@@ -402,6 +402,24 @@ async def test_an_upstream_that_drains_is_noticed_by_the_probe(
         assert BreakKind.DRAINING.value in fault.message
 
 
+async def test_what_waits_for_a_connection_is_not_interrupted_by_a_break_off(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D18: it was never executed, and may be sent elsewhere as often as needed."""
+    monkeypatch.setattr(upstreams, "REFUSED_FOR_S", 0.0)
+    simulator.set_faults([{"kind": "hold"}])
+    async with line(simulator.url, max_connections=1) as made:
+        held = asyncio.create_task(made.ask("held-a1"))
+        await until(lambda: simulator.stats()["in_flight"] == 1)
+        queued = asyncio.create_task(made.ask("queued-a1"))
+        await until(lambda: len(made.upstream.attempts) == 2)
+        simulator.set_faults([{"kind": "drain"}])
+        await made.pool.probe()
+        faults = await asyncio.gather(held, queued)
+        assert all(isinstance(fault, Fault) for fault in faults), faults
+        assert [fault.kind for fault in faults] == [FaultClass.INTERRUPTED, FaultClass.NEVER_EXECUTED]  # type: ignore[union-attr] # see above
+
+
 async def test_a_probe_does_not_wait_behind_samples(simulator: Simulator) -> None:
     """D18: with every connection in use, a drain is noticed all the same."""
     simulator.set_faults([{"kind": "hold"}])
