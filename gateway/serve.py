@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 import sys
 from contextlib import AsyncExitStack
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.addresses import url_host
 from gateway.backing import RedisBacking
+from gateway.bytecode import is_kept, worker_environ
 from gateway.listeners import open_listeners, open_single
 from gateway.logprobs_watch import watch_logprobs
 from gateway.machine import check_libraries, check_source_ips, memory_bytes, raise_fd_limit
@@ -92,6 +94,7 @@ async def _open(stack: AsyncExitStack, settings: Settings, reread: Callable[[], 
         public_url=public_url,
         version=version(DISTRIBUTION),
         worker_command=parts.worker_command,
+        worker_environ=worker_environ(os.environ, run_dir.path, kept=is_kept()),
         reread=reread,
         new_instance=new_instance,
         on_ready=lambda: _print_line(ready_line(settings, public_url, admin_url, backing.description)),

@@ -31,7 +31,7 @@ from shared.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from gateway.backing import Backing
     from gateway.listeners import Listeners
@@ -59,6 +59,7 @@ class Means:
     public_url: str
     version: str
     worker_command: Sequence[str]
+    worker_environ: Mapping[str, str]
     reread: Callable[[], Settings]
     new_instance: Callable[[], str]
     on_ready: Callable[[], None]
@@ -204,7 +205,7 @@ class Supervisor:
     async def _spawn(self, action: actions.Spawn | actions.SpawnSpare) -> None:
         slot = action.slot if isinstance(action, actions.Spawn) else "spare"
         try:
-            process = await spawn(self._means.worker_command, action.serial, self)
+            process = await spawn(self._means.worker_command, self._means.worker_environ, action.serial, self)
         except OSError as error:
             log.error("a worker cannot be started", extra={"slot": slot, "reason": str(error)})
             self._events.put_nowait(partial(self._fleet.exited, action.serial))

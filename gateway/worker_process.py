@@ -20,7 +20,7 @@ from shared.channel import MAX_LINE_BYTES, Prepare, Start, Status, decode_for_su
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Protocol
 
     from shared.channel import ToSupervisor, ToWorker
@@ -141,11 +141,11 @@ class _Channel(asyncio.Protocol):
         self._process.channel_closed()
 
 
-async def spawn(command: Sequence[str], serial: int, listener: Listener) -> WorkerProcess:
+async def spawn(command: Sequence[str], environ: Mapping[str, str], serial: int, listener: Listener) -> WorkerProcess:
     """Start a process that has no slot yet. Raises `OSError`."""
     ours, theirs = socket.socketpair()
     try:
-        popen = _popen(command, theirs.fileno())
+        popen = _popen(command, environ, theirs.fileno())
     except OSError:
         ours.close()
         raise
@@ -158,9 +158,10 @@ async def spawn(command: Sequence[str], serial: int, listener: Listener) -> Work
     return process
 
 
-def _popen(command: Sequence[str], channel_fd: int) -> subprocess.Popen[bytes]:
+def _popen(command: Sequence[str], environ: Mapping[str, str], channel_fd: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [*command, "--channel-fd", str(channel_fd)],
+        env=environ,
         pass_fds=(channel_fd,),
         stdin=subprocess.DEVNULL,
         # Standard output is for the start line only.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -27,6 +28,7 @@ def ends() -> Iterator[Ends]:
     yield supervisor, worker
     supervisor.close()
     worker.close()
+    gc.unfreeze()
 
 
 def test_says_that_it_is_warm_until_it_is_called(ends: Ends) -> None:
