@@ -45,6 +45,7 @@ class Backing(Protocol):
     """What the supervisor needs; tests have one without a server."""
 
     info: StoreInfo | None  # None while the store does not answer
+    lag_ms: float  # how long it took to answer the last time
 
     @property
     def description(self) -> str:
@@ -105,6 +106,7 @@ class RedisBacking:
         self._embedded: EmbeddedRedis | None = None
         self._store: Store | None = None
         self.info: StoreInfo | None = None
+        self.lag_ms = 0.0
 
     @property
     def description(self) -> str:
@@ -150,8 +152,10 @@ class RedisBacking:
     async def _keep_informed(self) -> None:
         assert self._store is not None
         while True:
+            asked_s = self._clock.monotonic_s()
             try:
                 self.info = await self._store.info()
+                self.lag_ms = (self._clock.monotonic_s() - asked_s) * 1000
             except StoreError:
                 self.info = None
             await asyncio.sleep(_INFO_EVERY_S if self.info is not None else _FIRST_RETRY_S)

@@ -94,8 +94,16 @@ def _worker_row(worker: Mapping[str, Any]) -> dict[str, Any]:
 def _upstream_row(upstream: Mapping[str, Any]) -> dict[str, Any]:
     """`logprobs_scale` in words: an operator who sees `raw` has something to mend."""
     words = {True: "heed the temperature", False: "raw: see processed_logprobs", None: None}
-    shown = {name: value for name, value in upstream.items() if name != "logprobs_scale"}
-    return {**shown, "logprobs": words[upstream["logprobs_scale"]]}
+    latency_s = upstream["latency_s"]
+    return {
+        "url": upstream["url"],
+        "state": upstream["state"],
+        "in flight": upstream["in_flight"],
+        "failed": upstream["failed_attempts"],
+        "p50 s": latency_s["p50"],
+        "p99 s": latency_s["p99"],
+        "logprobs": words[upstream["logprobs_scale"]],
+    }
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:

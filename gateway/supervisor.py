@@ -19,6 +19,8 @@ from gateway import actions
 from gateway import fleet as fleets
 from gateway.admin.accumulator import Accumulator
 from gateway.admin.app import admin_app, admin_server
+from gateway.admin.report import undelivered
+from gateway.admin.timings import TimingLedger
 from gateway.admin.view import SlotView, SpareView, View
 from gateway.logprobs_watch import follow_upstreams
 from gateway.machine import Usage, usage
@@ -83,6 +85,7 @@ class Supervisor:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._processes: dict[int, WorkerProcess] = {}
         self._accumulator = Accumulator()
+        self._timings = TimingLedger()
         self._reaping: set[asyncio.Task[None]] = set()
         self._halt: actions.Halt | None = None
         self._released = False
@@ -142,6 +145,7 @@ class Supervisor:
             await asyncio.sleep(_TICK_S)
             self._loop_lag_s = max(loop.time() - due_s, 0.0)
             self._account()
+            self._timings.tick(loop.time())
             self._release_when_all_is_read()
             self._events.put_nowait(self._fleet.tick)
 
@@ -158,6 +162,7 @@ class Supervisor:
         if isinstance(message, Status):
             self._accumulator.update(serial, message.counters)
             follow_upstreams(self.logprobs_scale, message.upstreams)
+            self._timings.update(serial, message)
             self._events.put_nowait(partial(self._fleet.heard, serial))
         elif isinstance(message, Warm):
             self._events.put_nowait(partial(self._fleet.warm, serial))
@@ -175,6 +180,7 @@ class Supervisor:
         slot = process.config.slot if process.config is not None else "spare"
         log.log(level, "a worker has ended", extra={"slot": slot, "pid": process.pid, "code": code})
         self._accumulator.forget(serial)
+        self._timings.forget(serial)
         if process.config is not None:
             task = asyncio.get_running_loop().create_task(self._reap(process.config))
             self._reaping.add(task)
@@ -299,6 +305,9 @@ class Supervisor:
             logprobs_scale=dict(self.logprobs_scale),
             spare=self._spare_view(self._fleet.spare),
             flag_upstreams=self.settings.upstreams,
+            redis_lag_ms=self._means.backing.lag_ms,
+            since_start=self._timings.since_start(),
+            last_minute=self._timings.last_minute(),
         )
 
     async def upstream_list(self, wanted: Sequence[str] | None) -> Sequence[str]:
@@ -373,9 +382,7 @@ async def _guarded(work: Awaitable[None]) -> None:
 
 def unread_results(accumulator: Accumulator) -> int:
     """Results and errors that were never handed over, as far as the workers have told."""
-    count = accumulator.count
-    gone = count("delivered") + count("expired_undelivered")
-    return max(count("completed") + count("failed") - gone, 0)
+    return undelivered(accumulator.totals)["results"]
 
 
 def _note(note: actions.Note) -> None:

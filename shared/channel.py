@@ -63,7 +63,13 @@ class UpstreamStatus(msgspec.Struct, frozen=True):
     url: str
     state: str  # "up", "resting", "unknown", or "leaving": off the list, and ending what runs there
     in_flight: int
-    failures: int
+    failures: int  # in a row
+    # Since the start of this process; the two histograms as `shared/histogram.py` makes them.
+    attempts: int = 0
+    faults: int = 0
+    wasted_ms: int = 0
+    queue: tuple[float, ...] = ()
+    latency: tuple[float, ...] = ()
 
 
 class Status(msgspec.Struct, tag="status", frozen=True):
@@ -78,6 +84,8 @@ class Status(msgspec.Struct, tag="status", frozen=True):
     upstreams: tuple[UpstreamStatus, ...]
     counters: dict[str, int]  # names: shared/counters.py
     draining: bool = False
+    paused: int = 0  # samples that wait until an upstream takes them
+    stages: dict[str, tuple[float, ...]] = {}  # histograms by the names of `shared.counters.Stages`
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

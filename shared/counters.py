@@ -5,7 +5,22 @@ An increment costs tens of nanoseconds; what Prometheus, `/status` and the bench
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from shared.histogram import Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Where a sample's time goes here; what it waits for and what it spends at an upstream is kept by upstream."""
+
+    accept: Histogram = field(default_factory=Histogram)  # entering it into the store, before the promise
+    store: Histogram = field(default_factory=Histogram)  # from its ending until that is written
+    delivery: Histogram = field(default_factory=Histogram)  # from there until this worker has handed it over
+
+    def snapshot(self) -> dict[str, tuple[float, ...]]:
+        return {field.name: getattr(self, field.name).snapshot() for field in fields(self)}
 
 
 @dataclass(slots=True)
@@ -33,6 +48,8 @@ class Counters:
     rejected_draining: int = 0
     rejected_key: int = 0
     rejected_share: int = 0
+    rejected_upstream: int = 0
+    rejected_unexpected: int = 0
     polls: int = 0
     polls_abandoned: int = 0
     session_polls: int = 0
@@ -41,6 +58,12 @@ class Counters:
     http_server_errors: int = 0
     tokens_sampled: int = 0
     store_commands: int = 0
+    result_bytes: int = 0
+    results_late: int = 0
+    stages: Stages = field(default_factory=Stages)
 
     def snapshot(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: getattr(self, name) for name in NAMES}
+
+
+NAMES: Final = tuple(field.name for field in fields(Counters) if field.name != "stages")

@@ -82,7 +82,7 @@ class AppBench(WorkerBench):
             self.clock,
             sleep=self._sleep,
         )
-        self.clocks = DeliveryClocks(self.store, self.settings, self.counters, self.settlements)
+        self.clocks = DeliveryClocks(self.store, self.settings, self.counters, self.settlements, self.clock)
         self.deps = Deps(
             live=Live(self.settings, Keyring(self.settings.api_keys)),
             store=self.store,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from shared.store.base import StoreError
 
 if TYPE_CHECKING:
+    from shared.clock import Clock
     from shared.config import Settings
     from shared.core.model import SampleKey
     from shared.counters import Counters
@@ -27,8 +28,11 @@ _PENDING_MAX: Final = 100_000
 
 
 class DeliveryClocks:
-    def __init__(self, store: Store, settings: Settings, counters: Counters, settlements: Settlements) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, counters: Counters, settlements: Settlements, clock: Clock
+    ) -> None:
         self._store = store
+        self._clock = clock
         self._settlements = settlements
         self._retrieved_ttl_s = settings.retrieved_ttl_s
         self._acked_ttl_s = settings.acked_ttl_s
@@ -38,7 +42,9 @@ class DeliveryClocks:
         self._wanted = asyncio.Event()
 
     def handed_over(self, key: SampleKey) -> None:
-        self._settlements.fetched((key,))
+        settled_s = self._settlements.handed_over(key)
+        if settled_s is not None:
+            self._counters.stages.delivery.add(self._clock.monotonic_s() - settled_s)
         if len(self._retrieved) < _PENDING_MAX:
             self._retrieved.append(key)
         self._wanted.set()

@@ -173,6 +173,7 @@ class Dispatcher:
 
     async def _begin(self, running: Running) -> Header | None:
         """Enter it into the store and start it; the header of who was first when that was not us."""
+        asked_s = self._clock.monotonic_s()
         try:
             first = await self._store.begin(running.key, running.claim)
         except StoreUnavailable as error:
@@ -192,6 +193,7 @@ class Dispatcher:
             # The handler is gone, the command may be on its way: the sample is looked after all the same.
             running.task = asyncio.create_task(self._begin_until_known(running))
             raise
+        self._counters.stages.accept.add(self._clock.monotonic_s() - asked_s)
         return self._begun(running, first)
 
     def _begun(self, running: Running, first: Header | None) -> Header | None:
@@ -237,7 +239,9 @@ class Dispatcher:
     async def _run(self, running: Running) -> None:
         try:
             ending = await self._execute(running)
+            ended_s = self._clock.monotonic_s()
             ending, settled = await self._settler.settle(running, ending)
+            self._counters.stages.store.add(self._clock.monotonic_s() - ended_s)
             self._tell(running, ending, settled)
         finally:
             self._release(running)
@@ -264,8 +268,10 @@ class Dispatcher:
         """Tell who waits, here and elsewhere. `settled`: None when the store takes no ending of it at all."""
         key = running.key
         if settled is Settled.REFUSED and running.stop is None:
+            self._counters.results_late += 1
             self._waiters.settled(key, None)
             return
+        self._counters.result_bytes += len(ending.payload)
         self._count_ending(ending.state)
         if settled is not None:
             self._settlements.add(key, running.claim, self._clock.monotonic_s())

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.core.errors import BodyIncomplete, GatewayError
+from shared.core.errors import BodyIncomplete, GatewayError, Overloaded
 from workers import responses
 from workers.http.body import read_body
 from workers.http.delivery import deliver, send_response
@@ -70,8 +70,11 @@ class Endpoint:
             log.debug("request was cut off", extra={"path": scope["path"]})
             return
         except GatewayError as error:
+            if isinstance(error, Overloaded) and error.reason == "upstream":
+                self._counters.rejected_upstream += 1
             reply = responses.refusal(error)
         except Exception as error:
+            self._counters.rejected_unexpected += 1
             log.exception("request failed", extra={"path": scope["path"]})
             reply = responses.refusal(error)
         await self._send(scope, send, reply)

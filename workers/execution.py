@@ -60,6 +60,7 @@ class Executor:
         self._rng_unit = rng_unit
         self._sleep = sleep
         self._mark_paused = mark_paused or _mark_nothing
+        self.paused = 0
         # One large one at a time: their threads share the interpreter with the loop.
         self._large = asyncio.Lock()
 
@@ -86,6 +87,7 @@ class Executor:
         decoded: list[vllm.Decoded] = []
         for call in calls:
             self._counters.attempts += 1
+            upstream.sent += 1
             headers = _headers(running, call, attempt)
             body = await self._forwarder.post(upstream, upstream.completions_url, call.body, headers)
             if isinstance(body, Fault):
@@ -115,6 +117,7 @@ class Executor:
     def _judge(self, upstream: Upstream, fault: Fault, budget: retry.Budget) -> retry.Decision:
         name = _FAULT_COUNTERS[fault.kind]
         setattr(self._counters, name, getattr(self._counters, name) + 1)
+        upstream.faults += 1
         if fault.upstream_down:
             self._pool.broke(upstream, fault.message)
         decision = retry.decide(fault, budget, self._policy, self._clock.monotonic_s(), self._rng_unit())
@@ -124,11 +127,13 @@ class Executor:
 
     async def _pause(self, running: Running, fault: Fault, delay_s: float) -> None:
         running.paused_reason = fault.message
+        self.paused += 1
         self._mark_paused(running, True)
         try:
             await self._sleep(delay_s)
         finally:
             running.paused_reason = None
+            self.paused -= 1
         self._mark_paused(running, False)
 
 

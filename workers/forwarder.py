@@ -7,6 +7,7 @@ within tens of milliseconds.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import re
 from typing import TYPE_CHECKING, Final
@@ -69,15 +70,20 @@ class Forwarder:
     async def post(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> bytes | Fault:
         """The body of a 200, or what went wrong. Counted in `upstream.attempts` while it lasts."""
         origin, start = self._targets.get(url) or self._target(url)
-        exchange = Exchange()
+        exchange = Exchange(self._clock.monotonic_s)
         upstream.attempts.add(exchange)
         try:
             reply = await self._client.send(origin, _head(start, headers, len(body)), body, exchange)
         except Broken as broken:
             return self._broken(upstream, broken)
+        except asyncio.CancelledError:
+            upstream.cut_off(exchange, self._clock.monotonic_s())
+            raise
         finally:
             upstream.attempts.discard(exchange)
         upstream.accepted()
+        if reply.status == 200:
+            upstream.answered(exchange, self._clock.monotonic_s())
         return _outcome(reply)
 
     async def get(self, upstream: Upstream, url: URL, timeout_s: float) -> bytes | Fault:

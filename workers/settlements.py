@@ -34,8 +34,13 @@ class Settlements:
         if len(self._settled) > self._most:
             del self._settled[next(iter(self._settled))]
 
+    def handed_over(self, key: SampleKey) -> float | None:
+        """When it was settled, for the first that hands it over here; None for what was settled elsewhere."""
+        settled = self._settled.pop(key, None)
+        return settled[0] if settled is not None else None
+
     def fetched(self, keys: Iterable[SampleKey]) -> None:
-        """They were handed over, or acknowledged, here."""
+        """They were acknowledged here."""
         for key in keys:
             self._settled.pop(key, None)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from yarl import URL
 
 from shared.channel import UpstreamStatus
+from shared.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,6 +54,11 @@ class Upstream:
     refused_since_s: float | None = None
     heard_s: float = float("-inf")
     attempts: set[Exchange] = field(default_factory=set)
+    sent: int = 0
+    faults: int = 0
+    wasted_s: float = 0.0
+    queue: Histogram = field(default_factory=Histogram)
+    latency: Histogram = field(default_factory=Histogram)
     completions_url: URL = field(init=False)
     models_url: URL = field(init=False)
     load_adapter_url: URL = field(init=False)
@@ -68,6 +74,17 @@ class Upstream:
     @property
     def in_flight(self) -> int:
         return len(self.attempts)
+
+    def answered(self, exchange: Exchange, now_s: float) -> None:
+        """With the whole body of a 200."""
+        sent_s = exchange.sent_s or exchange.begun_s
+        self.queue.add(sent_s - exchange.begun_s)
+        self.latency.add(now_s - sent_s)
+
+    def cut_off(self, exchange: Exchange, now_s: float) -> None:
+        """We closed the connection of a request that ran: what it had generated is lost, and never told."""
+        if exchange.sent_s is not None:
+            self.wasted_s += now_s - exchange.sent_s
 
     def rests(self, now_s: float) -> bool:
         return self.on_probation or now_s < self.resting_until_s
@@ -117,8 +134,17 @@ class Upstream:
         return bool(self.attempts) and since_s is not None and now_s - since_s >= REFUSED_FOR_S
 
     def status(self, now_s: float, *, leaving: bool = False) -> UpstreamStatus:
-        state = "leaving" if leaving else "resting" if self.rests(now_s) else "up"
-        return UpstreamStatus(self.url, state, self.in_flight, self.failures)
+        return UpstreamStatus(
+            url=self.url,
+            state="leaving" if leaving else "resting" if self.rests(now_s) else "up",
+            in_flight=self.in_flight,
+            failures=self.failures,
+            attempts=self.sent,
+            faults=self.faults,
+            wasted_ms=int(self.wasted_s * 1000),
+            queue=self.queue.snapshot(),
+            latency=self.latency.snapshot(),
+        )
 
     def attraction(self, session: int) -> int:
         """The upstream with the highest is a session's own."""

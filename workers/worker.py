@@ -79,7 +79,7 @@ class Worker:
         catalogue = Catalogue(settings.models, settings.lora_name_template)
         self._pool = UpstreamPool(settings.upstreams, forwarder, catalogue, self._clock)
         self._registry = Registry(self._store, self._pool, settings.upstreams)
-        executor = Executor(
+        self._executor = Executor(
             self._pool,
             forwarder,
             self._counters,
@@ -93,7 +93,7 @@ class Worker:
         self._tenants = Tenants(settings.workers, shared=keyring.shared)
         self._dispatcher = Dispatcher(
             self._store,
-            executor,
+            self._executor,
             self._waiters,
             self._counters,
             self._clock,
@@ -110,7 +110,7 @@ class Worker:
             sessions=Sessions(self._store, self._clock),
             pool=self._pool,
             registry=self._registry,
-            clocks=DeliveryClocks(self._store, settings, self._counters, settlements),
+            clocks=DeliveryClocks(self._store, settings, self._counters, settlements, self._clock),
             settlements=settlements,
             counters=self._counters,
             clock=self._clock,
@@ -312,6 +312,8 @@ class Worker:
             upstreams=self._pool.statuses(),
             counters=self._counters.snapshot(),
             draining=self._dispatcher.draining,
+            paused=self._executor.paused,
+            stages=self._counters.stages.snapshot(),
         )
 
 

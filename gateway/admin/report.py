@@ -5,8 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.admin.timings import UpstreamTotals
+from shared.histogram import count, quantile_s
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gateway.admin.view import SlotView, SpareView, View
     from shared.channel import Status, UpstreamStatus
@@ -44,6 +47,8 @@ def status(view: View) -> dict[str, Any]:
         "upstreams": upstreams(view),
         "samples": {name: int(view.totals.get(name, 0)) for name in _SAMPLE_COUNTERS},
         "counters": {name: int(value) for name, value in sorted(view.totals.items()) if name != "cpu_seconds"},
+        "undelivered": undelivered(view.totals),
+        "stages_s": {stage: _quantiles(histogram) for stage, histogram in view.last_minute.stages.items()},
         # Every worker meets every session in time, since any request may land anywhere: not a sum.
         "sessions": max((status.sessions for status in _statuses(view)), default=0),
     }
@@ -58,6 +63,7 @@ def _worker(slot: SlotView) -> dict[str, Any]:
         "state": slot.state,
         "in_flight": status.in_flight if status else 0,
         "in_flight_bytes": status.in_flight_bytes if status else 0,
+        "paused": status.paused if status else 0,
         "restarts": slot.restarts,
         "cpu_seconds": round(slot.usage.cpu_seconds, 3),
         "rss_bytes": slot.usage.rss_bytes,
@@ -86,6 +92,7 @@ def _redis(view: View) -> dict[str, Any]:
         "used_bytes": info.used_bytes if info else 0,
         "max_bytes": info.max_bytes if info else 0,
         "policy": info.policy if info else "unknown",
+        "lag_ms": round(view.redis_lag_ms, 3),
         "received_bytes": info.received_bytes if info else None,
         "sent_bytes": info.sent_bytes if info else None,
     }
@@ -104,9 +111,40 @@ def upstreams(view: View) -> list[dict[str, Any]]:
             "in_flight": sum(entry.in_flight for entry in entries),
             "failures": sum(entry.failures for entry in entries),
             "logprobs_scale": view.logprobs_scale.get(url),
+            **_performance(view, url),
         }
         for url, entries in by_url.items()
     ]
+
+
+def _performance(view: View, url: str) -> dict[str, Any]:
+    total = view.since_start.upstreams.get(url, UpstreamTotals())
+    recent = view.last_minute.upstreams.get(url, UpstreamTotals())
+    return {
+        "attempts": total.attempts,
+        "failed_attempts": total.faults,
+        "latency_s": _quantiles(recent.latency),
+        "queue_s": _quantiles(recent.queue),
+    }
+
+
+def _quantiles(histogram: Sequence[float]) -> dict[str, float | None]:
+    """None where nothing was measured."""
+    p50, p99 = (quantile_s(histogram, q) for q in (0.5, 0.99))
+    return {"count": count(histogram), "p50": _rounded(p50), "p99": _rounded(p99)}
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return round(seconds, 4) if seconds is not None else None
+
+
+def undelivered(totals: Mapping[str, float]) -> dict[str, int]:
+    """Results and errors that were never handed over, as far as the workers have told, and about how large they are."""
+    settled = totals.get("completed", 0) + totals.get("failed", 0)
+    gone = totals.get("delivered", 0) + totals.get("expired_undelivered", 0)
+    waiting = max(settled - gone, 0)
+    mean_bytes = totals.get("result_bytes", 0) / settled if settled else 0
+    return {"results": int(waiting), "bytes": int(waiting * mean_bytes)}
 
 
 def _joint_state(states: Iterable[str]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from gateway.admin.timings import Timings
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -45,7 +47,7 @@ class View:
     """`redis` is None while it does not answer; its URL is without a password. `spare`: None while there is none.
 
     `logprobs_scale`: by upstream, None where it is not known yet. `flag_upstreams`: those of the configuration, which
-    count while no list is published.
+    count while no list is published. `redis_lag_ms`: one round trip of the supervisor.
     """
 
     url: str
@@ -61,6 +63,9 @@ class View:
     logprobs_scale: Mapping[str, bool | None] = field(default_factory=dict)
     spare: SpareView | None = None
     flag_upstreams: Sequence[str] = ()
+    redis_lag_ms: float = 0.0
+    since_start: Timings = field(default_factory=Timings)
+    last_minute: Timings = field(default_factory=Timings)
 
 
 class Controls(Protocol):

@@ -32,6 +32,7 @@ class NoBacking:
     def __init__(self, settings: Settings, run_dir: Path) -> None:
         self.published: Sequence[str] = ()
         self.info: StoreInfo | None = StoreInfo("memory", "1", 10, 100, "noeviction")
+        self.lag_ms = 0.0
 
     async def open(self) -> str:
         return "redis://nowhere"

@@ -7,39 +7,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.admin import metrics, page, report
+from gateway.admin import page, report
 from gateway.admin.accumulator import Accumulator
-from gateway.admin.view import SlotView, View
+from gateway.admin.timings import Timings, UpstreamTotals
+from gateway.admin.view import SlotView
 from gateway.machine import Usage
 from gateway.status import tables
-from shared.channel import Status, UpstreamStatus
-from shared.counters import Counters
-from shared.store.base import StoreInfo
+from tests.gateway_views import VIEW, histogram, slot_view, worker_status
 
 
-def status(*states: str, in_flight: int = 3) -> Status:
-    upstreams = tuple(UpstreamStatus(f"http://u{i}", state, 2, 1) for i, state in enumerate(states))
-    return Status(in_flight, 100, 1.5, 9.0, True, 4, upstreams, {})
-
-
-def slot(number: int, worker: Status | None, state: str = "ready") -> SlotView:
-    return SlotView(number, state, "10.0.0.1", 2, 77, 1_700_000_000.0, Usage(1.25, 1000), worker, 0)
-
-
-VIEW = View(
-    url="http://127.0.0.1:8000",
-    version="1.2.3",
-    started_at_s=1_700_000_000.0,
-    stopping=False,
-    slots=(slot(0, status("up", "resting")), slot(1, status("resting", "resting"))),
-    redis_url="redis://h",
-    redis_embedded=False,
-    redis=StoreInfo("standalone", "9.1", 10, 100, "noeviction"),
-    totals={**Counters(begun=9, completed=5, faults_interrupted=2).snapshot(), "cpu_seconds": 2.5},
-    loop_lag_ms=0.25,
-)
+def timings(fast: float, slow: float) -> Timings:
+    upstreams = {f"http://u{i}": UpstreamTotals(latency=histogram(s)) for i, s in enumerate((fast, slow))}
+    return Timings(upstreams=upstreams)
 
 
 class TestAccumulator:
@@ -102,6 +82,17 @@ class TestStatus:
         assert (first["state"], first["in_flight"], first["failures"]) == ("up", 4, 2)
         assert second["state"] == "resting"
 
+    def test_tells_which_upstream_is_slow(self) -> None:
+        fast, slow = report.status(replace(VIEW, last_minute=timings(fast=0.1, slow=5.0)))["upstreams"]
+        assert fast["latency_s"]["count"] == slow["latency_s"]["count"] == 1
+        assert fast["latency_s"]["p99"] < 0.2 < 2 < slow["latency_s"]["p50"]
+        assert fast["queue_s"] == {"count": 0, "p50": None, "p99": None}
+        assert (fast["attempts"], fast["failed_attempts"]) == (6, 2)
+
+    def test_what_nobody_has_fetched(self) -> None:
+        assert report.status(VIEW)["undelivered"] == {"results": 2, "bytes": 200}
+        assert report.undelivered({}) == {"results": 0, "bytes": 0}
+
     def test_a_slot_without_a_process(self) -> None:
         empty = SlotView(0, "backing off", None, 3, None, None, Usage(), None, 0)
         body = report.status(replace(VIEW, slots=(empty,), redis=None))
@@ -116,10 +107,10 @@ class TestReadiness:
         [
             ({}, []),
             ({"redis": None}, ["Redis does not answer"]),
-            ({"slots": (slot(0, status("resting")),)}, ["no upstream is up"]),
-            ({"slots": (slot(0, status("unknown")),)}, []),
-            ({"slots": (slot(0, status("up"), "starting"),)}, ["no worker is ready"]),
-            ({"slots": (slot(0, None),)}, ["no worker is ready"]),
+            ({"slots": (slot_view(0, worker_status("resting")),)}, ["no upstream is up"]),
+            ({"slots": (slot_view(0, worker_status("unknown")),)}, []),
+            ({"slots": (slot_view(0, worker_status("up"), "starting"),)}, ["no worker is ready"]),
+            ({"slots": (slot_view(0, None),)}, ["no worker is ready"]),
             ({"stopping": True}, ["the gateway is stopping"]),
         ],
     )
@@ -134,39 +125,6 @@ class TestReadiness:
         assert body["logprobs_scale"] == {"http://u0": False, "http://u1": None}
         assert len(body["warnings"]) == 1
         assert "processed_logprobs" in body["warnings"][0]
-
-
-class TestMetrics:
-    @staticmethod
-    def samples(view: View) -> dict[tuple[str, str], float]:
-        text = metrics.exposition(view).decode()
-        return {
-            (sample.name, ",".join(sample.labels.values())): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
-
-    def test_every_counter_appears_once(self) -> None:
-        found = self.samples(VIEW)
-        counters = [key for key in found if key[0].endswith("_total") and key[0] != "gateway_worker_restarts_total"]
-        assert len(counters) == len(VIEW.totals)
-        assert found["gateway_samples_settled_total", "completed"] == 5
-        assert found["gateway_upstream_faults_total", "interrupted"] == 2
-        assert found["gateway_samples_begun_total", ""] == 9
-        assert found["gateway_worker_cpu_seconds_total", ""] == 2.5
-
-    def test_gauges(self) -> None:
-        found = self.samples(replace(VIEW, logprobs_scale={"http://u0": False}))
-        assert found["gateway_worker_up", "1"] == 1
-        assert found["gateway_samples_in_flight", "0"] == 3
-        assert found["gateway_upstream_up", "http://u1"] == 0
-        assert found["gateway_upstream_logprobs_raw", "http://u0"] == 1
-        assert found["gateway_redis_used_bytes", ""] == 10
-
-    def test_without_redis(self) -> None:
-        found = self.samples(replace(VIEW, redis=None))
-        assert found["gateway_redis_up", ""] == 0
-        assert ("gateway_redis_used_bytes", "") not in found
 
 
 def test_the_page_escapes_what_it_shows() -> None:

@@ -34,7 +34,7 @@ class Bench:
         self.store = MemoryStore(self.server)
         self.counters = Counters()
         self.settlements = Settlements()
-        self.clocks = DeliveryClocks(self.store, SETTINGS, self.counters, self.settlements)
+        self.clocks = DeliveryClocks(self.store, SETTINGS, self.counters, self.settlements, self.server.clock)
 
     async def settled(self, count: int) -> list[SampleKey]:
         keys = [SampleKey("session", seq_id) for seq_id in range(count)]

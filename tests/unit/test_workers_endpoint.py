@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shared.config import ApiKey
-from shared.core.errors import BadRequest
+from shared.core.errors import BadRequest, Overloaded
 from shared.counters import Counters
 from workers import responses
 from workers.endpoint import Endpoint, Request
@@ -158,10 +158,19 @@ async def test_an_error_raised_on_purpose_is_a_reply_and_no_line_in_the_log(capl
 
 async def test_an_error_nobody_expected_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     """A13"""
-    done = await exchanged(Handler(ZeroDivisionError("inside")), Exchange())
+    counters = Counters()
+    done = await exchanged(Handler(ZeroDivisionError("inside")), Exchange(), counters=counters)
     assert done.status == 429
+    assert counters.rejected_unexpected == 1
     assert b"inside" not in done.body
     assert caplog.records[0].exc_info is not None
+
+
+async def test_no_upstream_yet_is_counted_as_such() -> None:
+    counters = Counters()
+    for reason in ("upstream", "in_flight"):
+        await exchanged(Handler(Overloaded(reason, "later")), Exchange(), counters=counters)
+    assert counters.rejected_upstream == 1
 
 
 async def test_try_again_is_no_mistake_of_the_clients() -> None:

@@ -72,7 +72,7 @@ class Bench(WorkerBench):
             sessions=self.sessions,
             pool=self.pool,  # type: ignore[arg-type] # only its duties are asked for
             registry=self.registry,
-            clocks=DeliveryClocks(self.store, self.settings, self.counters, self.settlements),
+            clocks=DeliveryClocks(self.store, self.settings, self.counters, self.settlements, self.clock),
             settlements=self.settlements,
             counters=self.counters,
             clock=self.clock,

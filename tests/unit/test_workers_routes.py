@@ -10,6 +10,7 @@ import pytest
 from shared.core.faults import Fault, FaultClass
 from shared.core.lifecycle import State
 from shared.core.model import CLONE_SPAN
+from shared.histogram import count
 from shared.store.base import SessionState
 from shared.store.refill import REFILL_S
 from shared.wire import proto
@@ -504,6 +505,20 @@ async def test_only_a_delivered_reply_starts_the_clock(bench: AppBench) -> None:
     assert (await bench.retrieve(finished)).body == b"result"
     await bench.clocks.flush()
     assert bench.left_s(KEY) == bench.settings.retrieved_ttl_s - 100.0
+
+
+async def test_the_stages_of_a_sample_are_timed(bench: AppBench) -> None:
+    finished = await settled(bench)
+    bench.clock.advance(7.0)
+    for _ in range(2):  # the second time it was delivered before
+        await bench.retrieve(finished)
+    stages = bench.counters.stages.snapshot()
+    assert {name: (count(histogram), histogram[-1]) for name, histogram in stages.items()} == {
+        "accept": (1, 0.0),
+        "store": (1, 0.0),
+        "delivery": (1, 7.0),
+    }
+    assert bench.counters.result_bytes == len(TINY)
 
 
 async def test_a_client_that_leaves_a_held_poll_is_noticed(bench: AppBench) -> None:

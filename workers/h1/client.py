@@ -82,7 +82,8 @@ class UpstreamClient:
         """
         pool = self._pools.get(origin) or self._pools.setdefault(origin, _Pool(origin))
         connection = self._idle(pool) or await self._opened(pool)
-        reply = exchange.reply = connection.start(head, body)
+        reply = connection.start(head, body)
+        exchange.sent(reply)
         self._watch(connection)
         try:
             return await reply

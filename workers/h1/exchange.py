@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from shared.core.faults import BreakKind
 
@@ -38,10 +39,18 @@ class Reply:
 class Exchange:
     """One request, from the moment it waits for a connection. `reply` is there as soon as it was sent."""
 
-    __slots__ = ("reply",)
+    __slots__ = ("begun_s", "now_s", "reply", "sent_s")
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.now_s = now_s
+        self.begun_s = now_s()
+        self.sent_s: float | None = None
         self.reply: asyncio.Future[Reply] | None = None
+
+    def sent(self, reply: asyncio.Future[Reply]) -> None:
+        """It has a connection, and the request is on it: what it waited for ends here, the upstream's time begins."""
+        self.reply = reply
+        self.sent_s = self.now_s()
 
     def break_off(self, kind: BreakKind) -> None:
         """Ends it as `kind`, and its connection with it. What was not sent yet goes on: nothing has begun there."""

@@ -13,13 +13,14 @@ import pytest
 
 from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.simulator import Simulator
-from shared.clock import SystemClock
+from shared.clock import ManualClock, SystemClock
 from shared.config import Settings
 from shared.core import retry
 from shared.core.faults import BreakKind, Fault, FaultClass
 from shared.core.lifecycle import State
 from shared.core.record import Claim
 from shared.counters import Counters
+from shared.histogram import count
 from tests.worker_bench import OWNER, TARGET, session, spec, until
 from workers import upstreams
 from workers.connector import make_client, make_probe_session
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from aiohttp.connector import AddrInfoType
 
+    from shared.clock import Clock
     from workers.h1.dial import Resolve
     from workers.upstreams import Upstream
 
@@ -44,11 +46,11 @@ ASKED = json.dumps({"model": "sim/tiny", "prompt": [10], "max_tokens": 2, "logpr
 class Line:
     """A forwarder with a client of its own, and one upstream."""
 
-    def __init__(self, url: str, resolve: Resolve | None = None, **settings: Any) -> None:
+    def __init__(self, url: str, resolve: Resolve | None = None, clock: Clock | None = None, **settings: Any) -> None:
         chosen = Settings(upstreams=(url,), **{"read_timeout_s": 30.0, "connect_timeout_s": 30.0, **settings})
         self.client = make_client(chosen, None, resolve)
         self.probes = make_probe_session(chosen, None)
-        self.clock = SystemClock()
+        self.clock = clock or SystemClock()
         self.forwarder = Forwarder(self.client, self.probes, self.clock)
         self.pool = UpstreamPool((url,), self.forwarder, Catalogue((), ""), self.clock)
         self.upstream = self.pool.choose("sim/tiny")
@@ -488,3 +490,45 @@ async def test_requests_at_the_brink_of_an_idle_connections_end_are_executed_onc
             await asyncio.sleep(pause_s)
         assert simulator.stats()["executions"] == count
         assert made.counters.attempts == count
+
+
+# -- where the time goes ----------------------------------------------------------------------------------------------
+
+
+async def release(made: Line, simulator: Simulator) -> None:
+    async with made.probes.post(simulator.url + "/_sim/release") as response:
+        assert response.status == 200
+
+
+async def test_waiting_for_a_connection_is_not_the_upstreams_time(simulator: Simulator) -> None:
+    simulator.set_faults([{"kind": "hold", "next": 2}])
+    clock = ManualClock()
+    async with line(simulator.url, clock=clock, max_connections=1) as made:
+        first, second = (asyncio.create_task(made.ask(f"r{number}-a1")) for number in range(2))
+        await until(lambda: len(made.upstream.attempts) == 2 and simulator.stats()["in_flight"] == 1)
+        clock.advance(10.0)
+        await release(made, simulator)
+        await first
+        await until(lambda: simulator.stats()["in_flight"] == 1)
+        clock.advance(3.0)
+        await release(made, simulator)
+        await second
+        assert count(made.upstream.queue.snapshot()) == count(made.upstream.latency.snapshot()) == 2
+        assert made.upstream.queue.snapshot()[-1] == 10.0
+        assert made.upstream.latency.snapshot()[-1] == 13.0
+        assert made.upstream.wasted_s == 0.0
+
+
+async def test_what_was_cut_off_is_wasted_and_what_only_waited_is_not(simulator: Simulator) -> None:
+    """B7: the tokens are never told; the time is known."""
+    simulator.set_faults([{"kind": "hold", "next": 2}])
+    clock = ManualClock()
+    async with line(simulator.url, clock=clock, max_connections=1) as made:
+        asked = [asyncio.create_task(made.ask(f"r{number}-a1")) for number in range(2)]
+        await until(lambda: len(made.upstream.attempts) == 2 and simulator.stats()["in_flight"] == 1)
+        clock.advance(4.0)
+        for task in reversed(asked):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert made.upstream.wasted_s == 4.0
+        assert count(made.upstream.latency.snapshot()) == 0
