@@ -34,6 +34,7 @@ from gateway.bench.watch import probed
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from gateway.bench.outcome import Run
     from gateway.bench.stack import Deployment
 
 MIB = 1024 * 1024
@@ -79,13 +80,12 @@ async def hold_and_release(options: argparse.Namespace) -> int:
             reached = await _wait_until_in_flight(operator, options.samples, options.deadline, run)
         finally:
             await operator.release()
-        report: Any = await run
-        report = getattr(report, "report", report)
+        report = (await run).report
     print_report(report, console)
     return exit_code(report) or int(not reached)
 
 
-async def _wait_until_in_flight(operator: Operator, samples: int, deadline_s: float, run: asyncio.Task[Any]) -> bool:
+async def _wait_until_in_flight(operator: Operator, samples: int, deadline_s: float, run: asyncio.Task[Run]) -> bool:
     """Tells what was reached: all of them, or as many as at the deadline."""
     began_s = time.monotonic()
     while True:

@@ -92,11 +92,11 @@ async def profiled(scenario: Scenario, path: Path) -> float | None:
     async with running_stack(scenario) as deployment:
         spy = await _spy_on(await _first_worker(deployment), path)
         try:
-            report = await against(scenario, deployment, Console())
+            run = await against(scenario, deployment, Console())
         finally:
             spy.send_signal(signal.SIGINT)
             await spy.wait()
-        return getattr(report, "report", report).gateway.cpu_ms_per_sample
+        return run.report.gateway.cpu_ms_per_sample
 
 
 async def _spy_on(pid: int, path: Path) -> asyncio.subprocess.Process:

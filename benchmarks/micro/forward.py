@@ -1,4 +1,4 @@
-"""One exchange with an upstream, at several numbers in flight: the worker's forwarder and connector, and httpx.
+"""One exchange with an upstream, at several numbers in flight: the worker's forwarder, aiohttp, and httpx.
 
 The upstream is a simulated vLLM in a process of its own that answers at once; prompts have 128 tokens, results 64. Each
 turn opens its own connections and closes them at its end, since two pools of 16,384 do not fit under a limit of
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from benchmarks import bodies
 from benchmarks.baselines import notes_on_missing
+from benchmarks.baselines.aiohttp_forwarder import AiohttpForwarder
 from benchmarks.turns import Case, Contender, Findings, Plan, WrongResult, measure
 from gateway.bench.scenario import Scenario
 from gateway.bench.stack import SimulatedUpstream
@@ -21,12 +22,12 @@ from shared.clock import SystemClock
 from shared.config import Settings
 from shared.wire import vllm
 from shared.wire.tinker_sample import decode_sample
-from workers.connector import make_session
+from workers.connector import make_client, make_probe_session
 from workers.forwarder import Forwarder
 from workers.upstreams import Upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
 IN_FLIGHT = (64, 512, 4_096, 16_384)
 QUICK_IN_FLIGHT = (16,)
@@ -48,9 +49,10 @@ class Way(Protocol):
 
 class OurWay:
     def __init__(self, url: str, body: bytes) -> None:
-        settings = Settings(upstreams=(url,))
-        self._session = make_session(settings, None)
-        self._forwarder = Forwarder(self._session, SystemClock())
+        settings = Settings(upstreams=(url,), max_connections=0)
+        self._client = make_client(settings, None)
+        self._questions = make_probe_session(settings, None)
+        self._forwarder = Forwarder(self._client, self._questions, SystemClock())
         self._upstream = Upstream(url)
         self._body = body
 
@@ -61,14 +63,21 @@ class OurWay:
         return reply
 
     async def close(self) -> None:
-        await self._session.close()
+        self._client.close()
+        await self._questions.close()
 
 
-class HttpxWay:
-    def __init__(self, url: str, body: bytes) -> None:
-        from benchmarks.baselines.httpx_forwarder import HttpxForwarder
+class Library(Protocol):
+    """What a baseline offers."""
 
-        self._forwarder = HttpxForwarder()
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> bytes: ...
+
+    async def close(self) -> None: ...
+
+
+class LibraryWay:
+    def __init__(self, forwarder: Library, url: str, body: bytes) -> None:
+        self._forwarder = forwarder
         self._url, self._body = f"{url}/v1/completions", body
 
     async def exchange(self) -> bytes:
@@ -119,9 +128,14 @@ async def forward(plan: Plan) -> Findings:
 
 def forward_case(url: str, in_flight: int, plan: Plan) -> Case:
     body = upstream_body()
-    contenders = [Contender("gateway", turn(lambda: OurWay(url, body), in_flight))]
+    contenders = [
+        Contender("gateway", turn(lambda: OurWay(url, body), in_flight)),
+        Contender("aiohttp", turn(lambda: LibraryWay(AiohttpForwarder(), url, body), in_flight)),
+    ]
     if in_flight <= HTTPX_IN_FLIGHT_AT_MOST and not notes_on_missing("forward", "httpx"):
-        contenders.append(Contender("httpx", turn(lambda: HttpxWay(url, body), in_flight)))
+        from benchmarks.baselines.httpx_forwarder import HttpxForwarder
+
+        contenders.append(Contender("httpx", turn(lambda: LibraryWay(HttpxForwarder(), url, body), in_flight)))
     calls = max(plan.calls(LEAST_EXCHANGES), EXCHANGES_PER_CONNECTION * in_flight)
     return Case(f"forward, {in_flight:,} in flight", calls, contenders)
 

@@ -32,8 +32,8 @@ async def test_store_beside_redis_py() -> None:
 
 async def test_forward_beside_httpx_where_it_is_installed() -> None:
     found = await forward.forward(ONCE)
-    assert len(found.figures) + len(found.notes) == 2
-    assert found.figures[0].contender == "gateway"
+    assert len(found.figures) + len(found.notes) == 3
+    assert [figure.contender for figure in found.figures[:2]] == ["gateway", "aiohttp"]
 
 
 async def test_serving_beside_the_defaults() -> None:
