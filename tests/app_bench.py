@@ -134,9 +134,11 @@ class AppBench(WorkerBench):
         key: str | None = None,
         accept: str | None = "application/x-protobuf, application/json",
         connection: Connection | None = None,
+        trace: str | None = None,
     ) -> Answered:
         headers = [(b"x-api-key", key.encode())] if key is not None else []
         headers += [(b"accept", accept.encode())] if accept is not None else []
+        headers += [(b"traceparent", trace.encode())] if trace is not None else []
         sent: list[Any] = []
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
 
@@ -164,7 +166,12 @@ class AppBench(WorkerBench):
         return await self.request("POST", API + path, {} if body is None else body, **more)
 
     async def asample(
-        self, seq_id: int = 1, of: SamplingSession | None = None, key: str | None = None, **more: Any
+        self,
+        seq_id: int = 1,
+        of: SamplingSession | None = None,
+        key: str | None = None,
+        trace: str | None = None,
+        **more: Any,
     ) -> Answered:
         document = {
             "sampling_session_id": (of or session()).sampling_session_id,
@@ -173,7 +180,7 @@ class AppBench(WorkerBench):
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [10, 11, 12]}]},
             "sampling_params": {"max_tokens": 4, "seed": 7},
         }
-        return await self.post("/asample", document | more, key=key)
+        return await self.post("/asample", document | more, key=key, trace=trace)
 
     async def retrieve(self, request_id: Any, key: str | None = None, **more: Any) -> Answered:
         accept = {name: more.pop(name) for name in ("accept", "connection") if name in more}

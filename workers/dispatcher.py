@@ -129,7 +129,13 @@ class Dispatcher:
     # -- submission ---------------------------------------------------------------------------------------------
 
     async def submit(
-        self, session: SamplingSession, seq_id: int, spec: SampleSpec, target: Target, caller: Caller
+        self,
+        session: SamplingSession,
+        seq_id: int,
+        spec: SampleSpec,
+        target: Target,
+        caller: Caller,
+        trace: str | None = None,
     ) -> None:
         """Own this sample, or find that it is a duplicate of one that is owned. Returns when it is safe to promise.
 
@@ -139,6 +145,7 @@ class Dispatcher:
         running = self._running.get(key)
         if running is None:
             running = self._claim(session, key, spec, target, caller)
+            running.trace = trace
             first = await self._begin(running)
         else:
             first = await _known(running)
@@ -259,7 +266,7 @@ class Dispatcher:
             return stop
         except Exception:
             # A task boundary: whatever broke, the client is owed an end.
-            log.exception("sample broke", extra={"request_id": running.key})
+            log.exception("sample broke", extra={"request_id": running.request_id})
             return Ending.failed(Failure("the gateway failed on this sample; its log says why", Category.SERVER))
         finally:
             running.phase = Phase.SETTLING

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.core.errors import BodyIncomplete, GatewayError, Overloaded
+from shared.core.trace import traceparent_of
 from workers import responses
 from workers.http.body import read_body
 from workers.http.delivery import deliver, send_response
@@ -38,6 +39,7 @@ class Request:
     accept: bytes | None
     connection: Connection
     path: dict[str, str]
+    trace: str | None = None  # the caller's traceparent, if it is one
 
 
 Handler = Callable[[Request], Awaitable["Reply"]]
@@ -80,11 +82,12 @@ class Endpoint:
         await self._send(scope, send, reply)
 
     async def _reply(self, scope: Scope, receive: Receive) -> Reply:
-        api_key, accept = _headers(scope)
+        api_key, accept, trace = _headers(scope)
         # Before the body is read: a stranger cannot make us hold bytes.
         caller = ANONYMOUS if self._public else self._keyring().identify(api_key)
         body = await read_body(scope, receive, self._max_body_bytes())
-        return await self._handler(Request(caller, body, accept, connection(scope), scope.get("path_params", {})))
+        path = scope.get("path_params", {})
+        return await self._handler(Request(caller, body, accept, connection(scope), path, traceparent_of(trace)))
 
     async def _send(self, scope: Scope, send: Send, reply: Reply) -> None:
         if reply.status >= 500:
@@ -98,12 +101,14 @@ class Endpoint:
             reply.on_delivered()
 
 
-def _headers(scope: Scope) -> tuple[str | None, bytes | None]:
-    """`X-API-Key` and `Accept`."""
-    api_key = accept = None
+def _headers(scope: Scope) -> tuple[str | None, bytes | None, bytes | None]:
+    """`X-API-Key`, `Accept` and `traceparent`."""
+    api_key = accept = trace = None
     for name, value in scope["headers"]:
         if name == b"x-api-key":
             api_key = value
         elif name == b"accept":
             accept = value
-    return (api_key.decode("latin-1") if api_key is not None else None), accept
+        elif name == b"traceparent":
+            trace = value
+    return (api_key.decode("latin-1") if api_key is not None else None), accept, trace

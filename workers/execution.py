@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from shared.core import ids, retry
+from shared.core import retry
 from shared.core.faults import Fault, FaultClass, too_large
 from shared.core.lifecycle import State
 from shared.core.result import LARGEST_RESULT_BYTES
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     MarkPaused = Callable[[Running, bool], None]
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 # From here on a thread of its own does the work: decoding this much takes some 20 ms where there are top-k logprobs,
 # and a loop that decodes hundreds of MiB is taken for hung, and killed with all its samples.
@@ -75,6 +78,7 @@ class Executor:
                 return Ending(State.READY, outcome)
             avoid = upstream
             decision = self._judge(upstream, outcome, budget)
+            _log_fault(running, upstream, outcome, attempt)
             if not isinstance(decision, retry.Wait):
                 return _ending_of(decision)
             budget = decision.budget
@@ -141,12 +145,24 @@ def _mark_nothing(running: Running, paused: bool) -> None:
     pass
 
 
+def _log_fault(running: Running, upstream: Upstream, fault: Fault, attempt: int) -> None:
+    """Without the upstream's words: they may quote the prompt."""
+    if log.isEnabledFor(logging.DEBUG):
+        fields = {"request_id": running.request_id, "attempt": attempt, "upstream": upstream.url}
+        log.debug("attempt failed", extra={**fields, "class": fault.kind.value})
+
+
 def _headers(running: Running, call: vllm.UpstreamCall, attempt: int) -> dict[str, str]:
     """What lets an operator find the request in the upstream's log, and a router pin the session."""
-    name = ids.request_id(running.session, running.key.seq_id)
     # The scores of the prompt are a request of their own, not a second execution of the sample.
     suffix = "" if call.sequences else "-scores"
-    return {"X-Request-Id": f"{name}{suffix}-a{attempt}", "X-Session-ID": running.session.sampling_session_id}
+    headers = {
+        "X-Request-Id": f"{running.request_id}{suffix}-a{attempt}",
+        "X-Session-ID": running.session.sampling_session_id,
+    }
+    if running.trace is not None:
+        headers["traceparent"] = running.trace
+    return headers
 
 
 def _ending_of(decision: retry.Fail | retry.Orphan) -> Ending:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from shared.core import ids
 from shared.core.lifecycle import State
 from shared.wire.tinker import failure_body
 
@@ -53,6 +54,12 @@ class Running:
     phase: Phase = Phase.BEGINNING
     stop: Ending | None = None
     paused_reason: str | None = None
+    trace: str | None = None  # traceparent of who asked for it
+
+    @property
+    def request_id(self) -> str:
+        """As the client knows it, and as it stands in the upstream's log."""
+        return ids.request_id(self.session, self.key.seq_id)
 
     def ending(self) -> Ending | None:
         """What somebody outside has decided it ends with."""

@@ -84,7 +84,7 @@ class Settler:
         if held_back is not None:
             log.error(
                 "store refuses the ending of a sample",
-                extra={"request_id": running.key, "error": str(error), "not_logged": held_back},
+                extra={"request_id": running.request_id, "error": str(error), "not_logged": held_back},
             )
 
 

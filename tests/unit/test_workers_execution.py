@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from shared.core.lifecycle import State
 from shared.core.model import SamplingParams
 from shared.core.record import Claim
 from shared.counters import Counters
+from shared.log import JsonFormatter
 from shared.wire import proto, vllm
 from tests.worker_bench import OWNER, TARGET, session, spec
 from workers.execution import Executor
@@ -37,6 +39,7 @@ REFUSED = classify_break(BreakKind.CONNECT_REFUSED, "http://a")
 RESET = classify_break(BreakKind.RESET_BEFORE_STATUS, "http://a")
 CUT = classify_break(BreakKind.BODY_CUT, "http://a")
 ABORTED = Fault(FaultClass.ABORTED, "aborted after 3 tokens")
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 def answer(asked: dict[str, Any]) -> bytes:
@@ -100,11 +103,12 @@ class Bench:
         assert running is self.running
         self.marks.append(paused)
 
-    async def execute(self, wanted: SampleSpec | None = None) -> tuple[State, bytes]:
+    async def execute(self, wanted: SampleSpec | None = None, trace: str | None = None) -> tuple[State, bytes]:
         wanted = wanted or spec()
         claim = Claim(OWNER, 1, wanted.num_samples, wanted.digest)
         begun = asyncio.get_running_loop().create_future()
         self.running = Running(session(), session().key(3), wanted, claim, TARGET, 0, begun, Holding(b""))
+        self.running.trace = trace
         ending = await self.executor.execute(self.running)
         return ending.state, ending.payload
 
@@ -162,6 +166,32 @@ async def test_an_attempt_tells_which_sample_and_which_session_it_is() -> None:
     request_id = ids.request_id(session(), 3)
     assert [headers["X-Request-Id"] for headers in bench.forwarder.headers] == [f"{request_id}-a1", f"{request_id}-a2"]
     assert {headers["X-Session-ID"] for headers in bench.forwarder.headers} == {session().sampling_session_id}
+
+
+async def test_the_callers_trace_context_goes_upstream_with_every_attempt() -> None:
+    bench = Bench(None)
+    await bench.execute()
+    assert "traceparent" not in bench.forwarder.headers[0]
+    bench = Bench(RESET, None)
+    await bench.execute(trace=TRACE)
+    assert [headers["traceparent"] for headers in bench.forwarder.headers] == [TRACE, TRACE]
+
+
+async def test_a_failed_attempt_is_a_line_of_the_debug_level_only(caplog: pytest.LogCaptureFixture) -> None:
+    """A line names the sample and the attempt, and never the upstream's words: they may quote the prompt."""
+    caplog.set_level(logging.INFO)
+    await Bench(RESET, None).execute()
+    assert not caplog.records
+    caplog.set_level(logging.DEBUG)
+    bench = Bench(RESET, None)
+    await bench.execute()
+    (record,) = [record for record in caplog.records if record.name == "workers.execution"]
+    line = JsonFormatter({"slot": 3}).format(record)
+    told = json.loads(line)
+    request_id = bench.running.request_id
+    assert (told["request_id"], told["slot"], told["attempt"]) == (request_id, 3, 1)
+    assert (told["class"], told["upstream"]) == ("interrupted", "http://a")
+    assert RESET.message not in line
 
 
 async def test_scores_of_the_prompt_are_asked_apart_where_there_are_several_choices() -> None:

@@ -507,6 +507,14 @@ async def test_only_a_delivered_reply_starts_the_clock(bench: AppBench) -> None:
     assert bench.left_s(KEY) == bench.settings.retrieved_ttl_s - 100.0
 
 
+@pytest.mark.parametrize("trace", [None, "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "nonsense"])
+async def test_a_sample_keeps_its_callers_trace_context(bench: AppBench, trace: str | None) -> None:
+    await bench.asample(trace=trace)
+    running = bench.dispatcher.running(KEY)
+    assert running is not None
+    assert running.trace == (trace if trace != "nonsense" else None)
+
+
 async def test_the_stages_of_a_sample_are_timed(bench: AppBench) -> None:
     finished = await settled(bench)
     bench.clock.advance(7.0)

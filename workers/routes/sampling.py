@@ -35,7 +35,7 @@ async def asample(deps: Deps, request: Request) -> Reply:
     if refusal is not None:
         raise Forbidden(refusal)
     await deps.sessions.require_alive(session.session_id)
-    await deps.dispatcher.submit(session, seq_id, call.spec, target, request.caller)
+    await deps.dispatcher.submit(session, seq_id, call.spec, target, request.caller, request.trace)
     key = session.key(seq_id)
     promised = ids.sequence_ids(key, call.spec.num_samples)
     return responses.ok(tinker.promise(ids.request_id(session, seq_id), promised))
