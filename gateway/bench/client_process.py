@@ -7,22 +7,22 @@ import gc
 import resource
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from gateway.bench import messages
 from gateway.bench.client import SdkClient, SetupFailed
+from gateway.bench.client_frame import standard_input, until_done
+from gateway.bench.expected import simulator_oracle
 from gateway.bench.messages import Plan, Progress, Ready, Report, Trouble
 from gateway.bench.tally import Tally
 from gateway.bench.transport import parse_target
-from gateway.bench.verification import ResultVerifier, simulator_oracle
+from gateway.bench.verification import ResultVerifier
 from shared.clock import SystemClock
 
 if TYPE_CHECKING:
     from gateway.bench.messages import FromClient
-
-_PROGRESS_S: Final = 0.25
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def _allow_descriptors() -> None:
 
 async def _serve_driver() -> None:
     """Does the plan; stops early when the driver closes our standard input, or is gone."""
-    lines = await _standard_input()
+    lines = await standard_input()
     plan = messages.decode_for_client(await lines.readline())
     assert isinstance(plan, Plan)
     try:
@@ -63,18 +63,7 @@ async def _load(plan: Plan, client: SdkClient, tally: Tally, lines: asyncio.Stre
     _calm_collector()
     cpu_s = time.process_time()
     run = asyncio.create_task(client.run(iter(range(plan.first, plan.samples, plan.step)), plan.concurrency))
-    beside = [
-        asyncio.create_task(_progress(tally)),
-        asyncio.create_task(_cancel_at_end(lines, run)),
-        asyncio.create_task(_cancel_when_stuck(tally, plan.stuck_after_s, run)),
-    ]
-    # A run that was cut short reports too: what is missing from it is lost.
-    await asyncio.wait([run])
-    for task in beside:
-        task.cancel()
-    await asyncio.gather(*beside, return_exceptions=True)
-    if not run.cancelled():
-        run.result()
+    await until_done(run, tally, lines, plan.stuck_after_s, _show)
     _say(_report(client, tally, time.process_time() - cpu_s))
 
 
@@ -98,26 +87,10 @@ def _calm_collector() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-async def _progress(tally: Tally) -> None:
-    while True:
-        # What was lost and is submitted again is one sample all the same.
-        submitted = tally.submitted - tally.resubmitted
-        _say(Progress(submitted, tally.completed, tally.failed, tally.wrong, tally.cancelled))
-        await asyncio.sleep(_PROGRESS_S)
-
-
-async def _cancel_at_end(lines: asyncio.StreamReader, run: asyncio.Task[None]) -> None:
-    await lines.read()
-    run.cancel()
-
-
-async def _cancel_when_stuck(tally: Tally, after_s: float, run: asyncio.Task[None]) -> None:
-    """The SDK waits two hours without progress; a bench run must end in a shift."""
-    ended = -1
-    while tally.ended != ended:
-        ended = tally.ended
-        await asyncio.sleep(after_s)
-    run.cancel()
+def _show(tally: Tally) -> None:
+    # What was lost and is submitted again is one sample all the same.
+    submitted = tally.submitted - tally.resubmitted
+    _say(Progress(submitted, tally.completed, tally.failed, tally.wrong, tally.cancelled))
 
 
 def _report(client: SdkClient, tally: Tally, cpu_seconds: float) -> Report:
@@ -154,12 +127,6 @@ def _report(client: SdkClient, tally: Tally, cpu_seconds: float) -> Report:
 def _say(message: FromClient) -> None:
     sys.stdout.buffer.write(messages.encode(message))
     sys.stdout.buffer.flush()
-
-
-async def _standard_input() -> asyncio.StreamReader:
-    reader = asyncio.StreamReader(limit=messages.MAX_LINE_BYTES)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    return reader
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import ipaddress
 import random
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -24,7 +25,7 @@ from gateway.bench.workload import Workload
 from shared.core.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from gateway.bench.outcome import Run
     from gateway.bench.scenario import Scenario
@@ -50,7 +51,7 @@ async def drive(
     """
     board = _Board(scenario.client_processes, show)
     plans = make_plans(scenario, deployment.url, model, api_key, verify=verify)
-    clients = [ClientProcess(number, board) for number in range(len(plans))]
+    clients = [ClientProcess(number, board, client_command(scenario)) for number in range(len(plans))]
     watch = Watch(deployment, lambda: [pid for client in clients if (pid := client.running_pid) is not None])
     breaker = _breaker(scenario, deployment, watch)
     try:
@@ -62,10 +63,18 @@ async def drive(
     finally:
         # A cancelled run stops its children before anything else goes on.
         await asyncio.shield(_stop(clients, watch))
-    session_poll = any(state.session_poll for state in ready)
     breaks = tuple(breaker.breaks) if breaker is not None else ()
     facts = RunFacts(
-        scenario, reports, seconds, session_poll, verify, model, deployment.kept_in, started_s=started_s, breaks=breaks
+        scenario,
+        reports,
+        seconds,
+        ready[0].session_poll,
+        verify,
+        model,
+        deployment.kept_in,
+        started_s=started_s,
+        breaks=breaks,
+        sdk_version=ready[0].sdk_version,
     )
     return build_run(facts, watch.observations)
 
@@ -112,10 +121,18 @@ def source_ip(url: str, number: int) -> str | None:
     return str(_SOURCE_BASE + number) if on_loopback else None
 
 
-class ClientProcess:
-    """One `gateway.bench.client_process`, from its plan to its report."""
+def client_command(scenario: Scenario) -> list[str]:
+    if scenario.client == "raw":
+        return [sys.executable, "-m", "gateway.bench.client_process"]
+    # -P: the modules beside the script have names that the SDK's own imports must not find.
+    return [scenario.sdk_python or sys.executable, "-P", str(Path(__file__).with_name("sdk_entry.py"))]
 
-    def __init__(self, number: int, board: _Board) -> None:
+
+class ClientProcess:
+    """One load client of `command`, from its plan to its report."""
+
+    def __init__(self, number: int, board: _Board, command: Sequence[str]) -> None:
+        self._command = command
         self._number = number
         self._board = board
         self._process: asyncio.subprocess.Process | None = None
@@ -127,9 +144,7 @@ class ClientProcess:
     async def start(self, plan: Plan) -> Ready:
         """Returns when the client has its session and waits for the word. Raises `StartError`."""
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "gateway.bench.client_process",
+            *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=messages.MAX_LINE_BYTES,

@@ -38,7 +38,10 @@ class Go(msgspec.Struct, tag="go", frozen=True):
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    session_poll: bool
+    """`session_poll`: None where the SDK decides, and tells nobody. `sdk_version`: None for the raw client."""
+
+    session_poll: bool | None
+    sdk_version: str | None = None
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True):
@@ -52,7 +55,7 @@ class Progress(msgspec.Struct, tag="progress", frozen=True):
 class Report(msgspec.Struct, tag="report", frozen=True, kw_only=True):
     """`submit_s`, `latency_s`: float32 little-endian; `spans_s`, `promises_s`: float64[n, 2] (tally.py).
 
-    `cpu_seconds`: user + system, from Go to the last sample.
+    `cpu_seconds`: user + system, from Go to the last sample. None: what happens inside the SDK, where nobody counts.
     """
 
     completed: int
@@ -62,16 +65,16 @@ class Report(msgspec.Struct, tag="report", frozen=True, kw_only=True):
     resubmitted: int
     duplicates: int
     abandoned_polls: int
-    polls: int
-    session_polls: int
-    paused: int
-    requests: int
-    connections: int
-    sent_bytes: int
-    received_bytes: int
-    heartbeats: int
-    heartbeats_failed: int
-    heartbeat_max_s: float
+    polls: int | None = None
+    session_polls: int | None = None
+    paused: int | None = None
+    requests: int | None = None
+    connections: int | None = None
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    heartbeats: int | None = None
+    heartbeats_failed: int | None = None
+    heartbeat_max_s: float | None = None
     failures: dict[str, int]
     examples: list[str]
     submit_s: bytes

@@ -13,7 +13,7 @@ import numpy as np
 from gateway.bench import procfs, report
 from gateway.bench.bottleneck import Load, warnings_of
 from gateway.bench.chaos import recovered_after_s
-from gateway.bench.report import ChaosEvent, Gateway, Redis, Report, Simulator, Tail, Wire, Wires
+from gateway.bench.report import ChaosEvent, Client, Gateway, Redis, Report, Simulator, Tail, Wire, Wires
 from gateway.bench.series import Series
 
 if TYPE_CHECKING:
@@ -47,18 +47,20 @@ _REPORTED_PACKAGES: Final = (
 class RunFacts:
     """`seconds`: from the first submission to the last result. `kept_in`: None takes what /status says of Redis.
 
+    `session_poll`: None takes what the gateway counted. `sdk_version`: of the client, where that is the published SDK.
     `started_s`: when that was, monotonic; `breaks`: what was broken meanwhile.
     """
 
     scenario: Scenario
     clients: Sequence[messages.Report]
     seconds: float
-    session_poll: bool
+    session_poll: bool | None
     verified: bool
     model: str
     kept_in: str | None = None
     started_s: float = 0.0
     breaks: Sequence[Break] = ()
+    sdk_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +117,12 @@ def build_report(facts: RunFacts, seen: Observations) -> Report:
         gateway=_gateway(seen, samples.completed, reexecutions),
         redis=_redis(seen, samples.completed, facts.kept_in),
         simulator=_simulator(seen, allowed),
-        client=report.merge_client(facts.clients, session_poll=facts.session_poll),
+        client=_client(facts, seen),
         wires=_wires(facts, seen),
         chaos=chaos_events(facts),
         warnings=warnings_of(load_of(seen)),
         machine=procfs.machine(),
-        versions=_versions(seen.last_status),
+        versions=_versions(seen.last_status, facts.sdk_version),
         config={**msgspec.structs.asdict(facts.scenario), "model": facts.model},
     )
 
@@ -151,6 +153,16 @@ def _gateway(seen: Observations, completed: int, reexecutions: int | None) -> Ga
         workers=seen.workers.processes,
         reexecutions=reexecutions,
     )
+
+
+def _client(facts: RunFacts, seen: Observations) -> Client:
+    merged = report.merge_client(facts.clients, session_poll=facts.session_poll)
+    if merged.polls is None:
+        merged.polls = _grown(seen.first_status, seen.last_status, "counters", "polls")
+        merged.session_polls = _grown(seen.first_status, seen.last_status, "counters", "session_polls")
+    if merged.session_poll is None and merged.session_polls is not None:
+        merged.session_poll = merged.session_polls > 0
+    return merged
 
 
 def _wires(facts: RunFacts, seen: Observations) -> Wires:
@@ -263,8 +275,9 @@ def _grown(first: Mapping[str, Any] | None, last: Mapping[str, Any] | None, sect
     return after[name] - before[name]
 
 
-def _versions(status: Mapping[str, Any] | None) -> dict[str, str]:
-    found = {name: installed for name in _REPORTED_PACKAGES if (installed := _version(name)) is not None}
+def _versions(status: Mapping[str, Any] | None, sdk_version: str | None) -> dict[str, str]:
+    found = {"tinker": sdk_version} if sdk_version is not None else {}
+    found |= {name: installed for name in _REPORTED_PACKAGES if (installed := _version(name)) is not None}
     redis = (status or {}).get("redis") or {}
     if redis.get("version"):
         found["redis-server"] = str(redis["version"])

@@ -92,18 +92,20 @@ class Simulator(msgspec.Struct, kw_only=True):
 
 
 class Client(msgspec.Struct, kw_only=True):
+    """None: what the published SDK does inside; its polls are then those that the gateway counted."""
+
     processes: int
     cpu_seconds: float
     cpu_ms_per_sample: float | None
-    session_poll: bool
-    requests: int
-    connections: int
-    polls: int
-    session_polls: int
-    paused: int
-    heartbeats: int
-    heartbeats_failed: int
-    heartbeat_max_s: float
+    session_poll: bool | None
+    requests: int | None
+    connections: int | None
+    polls: int | None
+    session_polls: int | None
+    paused: int | None
+    heartbeats: int | None
+    heartbeats_failed: int | None
+    heartbeat_max_s: float | None
     peak_rss_bytes: int
 
 
@@ -117,7 +119,7 @@ class Wire(msgspec.Struct, kw_only=True):
 class Wires(msgspec.Struct, kw_only=True):
     """Counted at the other end of each wire: by the load client, by the simulated vLLM, by Redis."""
 
-    client: Wire
+    client: Wire | None = None
     upstream: Wire | None = None
     redis: Wire | None = None
 
@@ -251,32 +253,41 @@ def merge_samples(reports: Sequence[messages.Report], requested: int, *, verifie
     )
 
 
-def merge_client(reports: Sequence[messages.Report], *, session_poll: bool) -> Client:
+def merge_client(reports: Sequence[messages.Report], *, session_poll: bool | None) -> Client:
     cpu_seconds = sum(report.cpu_seconds for report in reports)
     cpu_ms_per_sample = per(cpu_seconds * 1e3, sum(report.completed for report in reports))
+    slowest = [report.heartbeat_max_s for report in reports if report.heartbeat_max_s is not None]
     return Client(
         processes=len(reports),
         cpu_seconds=cpu_seconds,
         cpu_ms_per_sample=cpu_ms_per_sample,
         session_poll=session_poll,
-        requests=sum(report.requests for report in reports),
-        connections=sum(report.connections for report in reports),
-        polls=sum(report.polls for report in reports),
-        session_polls=sum(report.session_polls for report in reports),
-        paused=sum(report.paused for report in reports),
-        heartbeats=sum(report.heartbeats for report in reports),
-        heartbeats_failed=sum(report.heartbeats_failed for report in reports),
-        heartbeat_max_s=max((report.heartbeat_max_s for report in reports), default=0.0),
+        requests=total(report.requests for report in reports),
+        connections=total(report.connections for report in reports),
+        polls=total(report.polls for report in reports),
+        session_polls=total(report.session_polls for report in reports),
+        paused=total(report.paused for report in reports),
+        heartbeats=total(report.heartbeats for report in reports),
+        heartbeats_failed=total(report.heartbeats_failed for report in reports),
+        heartbeat_max_s=max(slowest, default=None),
         peak_rss_bytes=sum(report.peak_rss_bytes for report in reports),
     )
 
 
-def merge_wire(reports: Sequence[messages.Report]) -> Wire:
-    """What the clients sent, the gateway received."""
-    return Wire(
-        received_bytes=sum(report.sent_bytes for report in reports),
-        sent_bytes=sum(report.received_bytes for report in reports),
-    )
+def total(counts: Iterable[int | None]) -> int | None:
+    """The sum; None when one of them is not known."""
+    known = 0
+    for count in counts:
+        if count is None:
+            return None
+        known += count
+    return known
+
+
+def merge_wire(reports: Sequence[messages.Report]) -> Wire | None:
+    """What the clients sent, the gateway received. None where they do not tell."""
+    sent, received = (total(getattr(report, name) for report in reports) for name in ("sent_bytes", "received_bytes"))
+    return None if sent is None or received is None else Wire(received_bytes=sent, sent_bytes=received)
 
 
 def merge_failures(reports: Iterable[messages.Report]) -> dict[str, int]:

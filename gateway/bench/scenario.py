@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 VllmMode = Literal["barrier", "latency", "instant"]
 
+ClientKind = Literal["raw", "sdk"]
+
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """`session_poll`: None takes what the gateway offers. `verify`: None verifies where a simulator is known.
 
+    `client`: our own load client, or the published SDK under the interpreter `sdk_python`, None for ours.
     `chaos`: what is broken and when, as in chaos.py; nothing when empty.
     """
 
@@ -26,6 +29,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 64
     max_tokens: int = 32
     num_samples: int = 1
+    client: ClientKind = "raw"
+    sdk_python: str | None = None
     client_processes: int = 1
     session_poll: bool | None = None
     vllm_mode: VllmMode = "latency"
@@ -128,10 +133,21 @@ def _check(scenario: Scenario) -> None:
     for name in ("abandon_polls", "cancel", "duplicates"):
         if not 0 <= getattr(scenario, name) <= 1:
             raise ConfigError(f"{_flag(name)} {getattr(scenario, name)}: must be a fraction between 0 and 1")
+    _check_sdk(scenario)
     if scenario.gen_seconds < 0:
         raise ConfigError(f"--gen-seconds {scenario.gen_seconds}: must not be negative")
     if scenario.heartbeat_seconds <= 0:
         raise ConfigError(f"--heartbeat-seconds {scenario.heartbeat_seconds}: must be above 0")
+
+
+def _check_sdk(scenario: Scenario) -> None:
+    if scenario.client != "sdk":
+        if scenario.sdk_python is not None:
+            raise ConfigError("--sdk-python: only with --client sdk")
+        return
+    for name in ("abandon_polls", "cancel", "duplicates"):
+        if getattr(scenario, name):
+            raise ConfigError(f"{_flag(name)}: the SDK makes no such trouble; only --client raw does")
 
 
 def _flag(name: str) -> str:

@@ -124,6 +124,9 @@ def gateway_command(scenario: Scenario, simulator_url: str, run_dir: Path, redis
     command += ["--drain-timeout", f"{_DRAIN_S:g}", "--log-level", "warning"]
     if redis_url is not None:
         command += ["--redis-url", redis_url]
+    if scenario.client == "sdk" and scenario.session_poll is False:
+        # The SDK takes what it is offered.
+        command += ["--session-poll", "off"]
     if scenario.source_ips is not None:
         command += ["--source-ips", scenario.source_ips]
     return command

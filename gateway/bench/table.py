@@ -96,6 +96,8 @@ def _quantiles(values: Quantiles | None) -> str:
 
 def _waiting(report: Report) -> str:
     client = report.client
+    if client.polls is None or client.session_polls is None:
+        return ""
     pauses = f"; {client.paused:,} submissions put off by 429" if client.paused else ""
     if client.session_poll:
         return f"session poll: {client.session_polls:,} polls, {client.polls:,} fetches{pauses}"
@@ -128,12 +130,19 @@ def _health(report: Report) -> str:
         parts.append(f"healthz p50 {health.p50:.1f} ms, p99 {health.p99:.1f} ms, max {health.max:.0f} ms")
     if gateway.healthz_failures:
         parts.append(f"{gateway.healthz_failures} probes unanswered")
-    if report.client.heartbeats:
-        slowest = f"slowest of {report.client.heartbeats} heartbeats {_s(report.client.heartbeat_max_s)}"
-        parts.append(slowest + (f", {report.client.heartbeats_failed} failed" * bool(report.client.heartbeats_failed)))
+    if slowest := _heartbeats(report):
+        parts.append(slowest)
     if gateway.loop_lag_ms is not None:
         parts.append(f"loop lag max {gateway.loop_lag_ms.max:.0f} ms")
     return "; ".join(parts)
+
+
+def _heartbeats(report: Report) -> str:
+    client = report.client
+    if not client.heartbeats or client.heartbeat_max_s is None:
+        return ""
+    slowest = f"slowest of {client.heartbeats} heartbeats {_s(client.heartbeat_max_s)}"
+    return slowest + (f", {client.heartbeats_failed} failed" if client.heartbeats_failed else "")
 
 
 def _redis(report: Report) -> str:
@@ -168,8 +177,12 @@ def _source_ips(report: Report) -> str:
 def _client(report: Report) -> str:
     client = report.client
     per_sample = f", {client.cpu_ms_per_sample:.2f} ms per sample" if client.cpu_ms_per_sample is not None else ""
-    cpu = f"{client.processes} processes, {client.cpu_seconds:.2f} s CPU{per_sample}"
-    return f"{cpu}; {client.requests:,} requests on {client.connections:,} connections"
+    told = f"{client.processes} processes, {client.cpu_seconds:.2f} s CPU{per_sample}"
+    if sdk := report.versions.get("tinker"):
+        told = f"tinker {sdk}: {told}"
+    if client.requests is None or client.connections is None:
+        return told
+    return f"{told}; {client.requests:,} requests on {client.connections:,} connections"
 
 
 def _wires(report: Report) -> str:

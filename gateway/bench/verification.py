@@ -5,20 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from gateway.bench.expected import difference
 from gateway.bench.replies import Broken
-from gateway.simulator.tokens import sampled
 from shared.wire.proto import decode_sample_response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from gateway.bench.expected import Oracle
     from gateway.bench.workload import Sample, Workload
     from shared.core.result import SampleResult
-
-    # (sample, choice) -> tokens int32[T], logprobs float32[T]
-    Oracle = Callable[[Sample, int], tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]
 
 
 class Verifier(Protocol):
@@ -57,31 +52,11 @@ class ResultVerifier:
 
 def content_complaint(result: SampleResult, wanted: Sample, oracle: Oracle) -> Broken | None:
     for choice, sequence in enumerate(result.sequences):
-        tokens, logprobs = oracle(wanted, choice)
-        if sequence.tokens != tokens.astype("<i4").tobytes():
-            return _wrong("wrong tokens", first_difference(np.frombuffer(sequence.tokens, "<i4"), tokens, choice))
-        if sequence.logprobs != logprobs.astype("<f4").tobytes():
-            got = np.frombuffer(sequence.logprobs, "<f4")
-            return _wrong("wrong logprobs", first_difference(got, logprobs, choice))
+        tokens, logprobs = np.frombuffer(sequence.tokens, "<i4"), np.frombuffer(sequence.logprobs, "<f4")
+        if found := difference(tokens, logprobs, wanted, choice, oracle):
+            return _wrong(found.kind, found.detail)
     return None
-
-
-def first_difference(got: npt.NDArray[np.generic], expected: npt.NDArray[np.generic], choice: int) -> str:
-    """Where two arrays part, for a person."""
-    if len(got) != len(expected):
-        return f"choice {choice}: {len(got)} values where {len(expected)} were expected"
-    at = int(np.flatnonzero(got != expected)[0])
-    return f"choice {choice}, position {at}: {got[at]} where {expected[at]} was expected"
 
 
 def _wrong(kind: str, detail: str) -> Broken:
     return Broken(kind, detail, wrong=True)
-
-
-def simulator_oracle(workload: Workload) -> Oracle:
-    """What the simulated vLLM answers: choice i of a sample is drawn with its seed + i, as in vLLM."""
-
-    def oracle(wanted: Sample, choice: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        return sampled(workload.model, wanted.prompt, wanted.seed + choice, workload.max_tokens)
-
-    return oracle

@@ -3,15 +3,17 @@
 Sample `i` of a run has a prompt, a sampling seed, and a share in the trouble that the run is told to make, all drawn
 from (run seed, i) alone. So no two samples share a prompt, any process can recompute any sample, and a run that failed
 is repeated by its printed seed.
+
+Needs the standard library and numpy alone: it runs under an SDK's interpreter, too.
 """
 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,7 +31,8 @@ _SPLITMIX_SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
 MAX_ABANDONED_POLLS: Final = 3
 
 
-class Workload(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
     """One run's samples. Fractions are of all samples (`abandon_polls`: of all polls), in 0..1."""
 
     seed: int
@@ -44,14 +47,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     trouble_within_s: float = 1.0
 
 
-class Duplicate(msgspec.Struct, frozen=True):
+class Duplicate(NamedTuple):
     """Which repeated submission a sample makes, if any; at most one of the two."""
 
     at_once: bool = False  # the same post on two connections
     reply_lost: bool = False  # the first post's connection is dropped before its reply is read
 
 
-class Sample(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Sample:
     """`prompt`: int32[prompt_tokens]. `cancel_after_s`: None when it is left alone."""
 
     index: int

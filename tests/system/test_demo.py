@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.system.bench_run import finished, gateway
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,20 +48,6 @@ def processes_mentioning(text: str) -> list[str]:
         if text.encode() in told:
             found.append(command.replace(b"\0", b" ").decode())
     return found
-
-
-async def gateway(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-
-
-async def finished(*arguments: str) -> tuple[int | None, str]:
-    process = await gateway(*arguments)
-    output, _ = await process.communicate()
-    return process.returncode, output.decode()
 
 
 async def test_the_demo_gets_every_sample_right_and_leaves_nothing(temporary_directory: Path) -> None:

@@ -35,6 +35,7 @@ def test_what_is_no_count_is_named(text: str) -> None:
     ("arguments", "words"),
     [
         (["--client", "sdk"], "--client sdk"),
+        (["--sdk-python", "x"], "--sdk-python"),
         (["--url", "https://h"], "--url 'https://h'"),
         (["--heartbeat-seconds", "0"], "--heartbeat-seconds 0.0"),
     ],

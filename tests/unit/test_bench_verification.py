@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.bench.verification import ResultVerifier, first_difference, simulator_oracle
+from gateway.bench.expected import first_difference, simulator_oracle
+from gateway.bench.verification import ResultVerifier
 from gateway.bench.workload import PROMPT_TOKEN_MIN, Sample, Workload, sample
 from gateway.simulator.tokens import ASKS_TO_END, sampled
 from shared.core.result import SampleResult, SequenceResult, StopReason
