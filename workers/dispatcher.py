@@ -27,7 +27,7 @@ from shared.core.settling import REFUSALS_MOST
 from shared.store.base import Settled, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from shared.store.refill import is_refilling
 from shared.wire.tinker import failure_body
-from workers.running import Ending, Phase, Running
+from workers.running import Ending, Phase, Running, end_all
 from workers.settling import STORE_RETRY_FIRST_S, STORE_RETRY_LONGEST_S, Settler
 
 if TYPE_CHECKING:
@@ -298,11 +298,11 @@ class Dispatcher:
 
     def end_session(self, session_id: str) -> int:
         """Its session was finished, or fell silent: end all it runs. Returns how many."""
-        return _end_all(self._by_session.get(session_id, ()), State.STALE)
+        return end_all(self._by_session.get(session_id, ()), State.STALE)
 
     def end_revoked(self, knows: Callable[[bytes], bool]) -> int:
         """End what runs for keys that are no longer known: nobody may fetch it. Returns how many."""
-        return _end_all([running for running in self.all_running() if not knows(running.holding.digest)], State.STALE)
+        return end_all([running for running in self.all_running() if not knows(running.holding.digest)], State.STALE)
 
     def drain(self) -> None:
         """Take nothing more; what runs goes on."""
@@ -310,7 +310,7 @@ class Dispatcher:
 
     def orphan_all(self) -> int:
         """The drain deadline: the SDK submits what still runs again, elsewhere. Returns how many."""
-        return _end_all(self.all_running(), State.ORPHANED)
+        return end_all(self.all_running(), State.ORPHANED)
 
     async def wait_idle(self) -> None:
         await self._idle.wait()
@@ -384,10 +384,6 @@ _ENDINGS: Final = {
     State.STALE: "stale",
     State.ORPHANED: "orphaned",
 }
-
-
-def _end_all(runnings: Iterable[Running], state: State) -> int:
-    return sum(running.end_early(Ending(state)) for running in runnings)
 
 
 async def _known(running: Running) -> Header:

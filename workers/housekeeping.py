@@ -10,12 +10,14 @@ import asyncio
 import logging
 import random
 from contextlib import suppress
+from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
 from shared.core.lifecycle import State
 from shared.store.base import SessionState, Settled, StoreError
 from shared.store.reaping import reap
 from workers import control
+from workers.slicing import batches
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -33,8 +35,8 @@ RENEW_EVERY_S: Final = 5.0
 RETRY_EVERY_S: Final = 0.5
 PROBE_EVERY_S: Final = 2.0
 MODELS_EVERY_S: Final = 30.0
-# Commands of one duty that are under way together: fills a pipeline, leaves the loop its turns.
-_AT_ONCE: Final = 500
+# Commands of one duty that are under way together: fills a pipeline, and costs the loop 15 ms a turn.
+_AT_ONCE: Final = 200
 
 
 class Housekeeping:
@@ -132,13 +134,10 @@ class Housekeeping:
         """A store that was emptied learns what runs, so that its polls find it pending instead of gone, and what is
         lost: the results that nobody fetched yet. Where nothing was lost, none of this changes anything.
         """
-        running = list(self._deps.dispatcher.all_running())
-        for first in range(0, len(running), _AT_ONCE):
-            await _all(map(self._enter_again, running[first : first + _AT_ONCE]))
-        lost = self._deps.settlements.claims()
-        for first in range(0, len(lost), _AT_ONCE):
-            batch = lost[first : first + _AT_ONCE]
-            await _all(self._orphan_if_missing(key, claim) for key, claim in batch)
+        for running in batches(self._deps.dispatcher.all_running(), _AT_ONCE):
+            await _all(map(self._enter_again, running))
+        for lost in batches(self._deps.settlements.claims(), _AT_ONCE):
+            await _all(starmap(self._orphan_if_missing, lost))
 
     async def _enter_again(self, running: Running) -> None:
         await self._deps.store.begin(running.key, running.claim)
@@ -158,8 +157,8 @@ class Housekeeping:
         noted = self._deps.sessions.take_noted()
         try:
             # Not one after the other: the lease waits for them.
-            for first in range(0, len(noted), _AT_ONCE):
-                await _all(map(self._write_sign_of_life, noted[first : first + _AT_ONCE]))
+            for session_ids in batches(noted, _AT_ONCE):
+                await _all(map(self._write_sign_of_life, session_ids))
         except StoreError:
             self._deps.sessions.return_noted(noted)
             raise
@@ -169,9 +168,10 @@ class Housekeeping:
 
     async def _end_dead_sessions(self) -> None:
         """Finished sessions whose message was lost, and those that have been silent for too long."""
-        session_ids = self._deps.dispatcher.session_ids()
-        if not session_ids:
-            return
+        for session_ids in batches(self._deps.dispatcher.session_ids(), _AT_ONCE):
+            await self._end_dead_among(session_ids)
+
+    async def _end_dead_among(self, session_ids: list[str]) -> None:
         infos = await self._deps.store.session_infos(session_ids)
         for session_id, info in zip(session_ids, infos, strict=True):
             self._deps.sessions.learn(session_id, info)
@@ -192,8 +192,7 @@ class Housekeeping:
         """Results whose time is about to end unread: counted while the store can still tell."""
         margin_s = min(2 * RENEW_EVERY_S, self._undelivered_ttl_s / 2)
         then_s = self._deps.clock.monotonic_s() - (self._undelivered_ttl_s - margin_s)
-        due = self._deps.settlements.take_settled_before(then_s)
-        if due:
+        for due in batches(self._deps.settlements.take_settled_before(then_s), _AT_ONCE):
             self._deps.counters.expired_undelivered += await self._deps.store.count_unread(due)
 
     async def _reap_lapsed(self) -> None:

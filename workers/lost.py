@@ -12,10 +12,12 @@ fetches it. So this is generous, once per client and lost log.
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from shared.core.model import CLONE_SPAN
 from shared.store.base import LogEntry, LogPage
+from workers.slicing import batches, in_turns
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 _BELOW_MOST: Final = 65_536
 # The last few numbers of all may be the dead worker's. One not in use yet makes the client fetch early, no more.
 _AHEAD: Final = 64
-_AT_ONCE: Final = 500
+_AT_ONCE: Final = 200
+# Keys that are compared in one turn of the loop: a millisecond.
+_COMPARED_AT_ONCE: Final = 5_000
 _EPOCH_BITS: Final = 32
 
 
@@ -53,19 +57,19 @@ def doubtful(known: Collection[int]) -> Iterator[int]:
 
 async def with_lost(deps: Deps, session: SamplingSession, clone_id: int, page: LogPage) -> LogPage:
     """`page`, and as failed what the store does not know. Raises `StoreError`."""
-    known = {entry.seq_id for entry in page.entries} | set(_remembered(deps, session.session_key, clone_id))
-    asked = list(doubtful(known))
+    known = {entry.seq_id for entry in page.entries} | await _remembered(deps, session.session_key, clone_id)
     lost: list[LogEntry] = []
-    for first in range(0, len(asked), _AT_ONCE):
-        batch = asked[first : first + _AT_ONCE]
+    for batch in batches(doubtful(known), _AT_ONCE):
         found = await asyncio.gather(*(deps.store.read_header(session.key(seq_id)) for seq_id in batch))
         lost += [LogEntry(seq_id, False, 0) for seq_id, header in zip(batch, found, strict=True) if header is None]
     return LogPage([*page.entries, *lost], page.cursor)
 
 
-def _remembered(deps: Deps, session_key: str, clone_id: int) -> Iterator[int]:
-    keys = [running.key for running in deps.dispatcher.all_running()]
-    keys += [key for key, _ in deps.settlements.claims()]
-    for key in keys:
-        if key.session_key == session_key and key.clone_id == clone_id:
-            yield key.seq_id
+async def _remembered(deps: Deps, session_key: str, clone_id: int) -> set[int]:
+    """The seq_ids of the client's samples that this worker runs, or has settled."""
+    running = [running.key for running in deps.dispatcher.all_running()]
+    settled = [key for key, _ in deps.settlements.claims()]
+    known: set[int] = set()
+    async for keys in in_turns(chain(running, settled), _COMPARED_AT_ONCE):
+        known |= {key.seq_id for key in keys if key.session_key == session_key and key.clone_id == clone_id}
+    return known

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from shared.core import ids
 from shared.core.lifecycle import State
 from shared.wire.tinker import failure_body
+from workers.slicing import in_slices
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterable
 
     from shared.core.model import Failure, SampleKey, SampleSpec, SamplingSession
     from shared.core.record import Claim, Header
@@ -70,12 +72,28 @@ class Running:
 
         A result that waits for the store may still get there first. So it is not given up for a drain.
         """
+        decided = self.decide(ending)
+        if decided:
+            self.interrupt()
+        return decided
+
+    def decide(self, ending: Ending) -> bool:
+        """As `end_early`, but what executes goes on until it is interrupted. Costs next to nothing."""
         if self.stop is not None or self.phase is Phase.SETTLING:
             return False
         if self.phase is Phase.WAITING and ending.state is State.ORPHANED:
             return False
         self.stop = ending
+        return True
+
+    def interrupt(self) -> None:
         # Before it executes there is nothing to interrupt: `_execute` looks at `stop` first.
         if self.phase is Phase.EXECUTING and self.task is not None:
             self.task.cancel()
-        return True
+
+
+def end_all(runnings: Iterable[Running], state: State) -> int:
+    """Decide it for all of them now, and interrupt them in slices. Returns how many end for that."""
+    ended = [running for running in runnings if running.decide(Ending(state))]
+    in_slices(Running.interrupt, ended)
+    return len(ended)

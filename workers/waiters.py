@@ -14,6 +14,8 @@ from collections import defaultdict
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from workers.slicing import in_slices
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -133,13 +135,11 @@ class Waiters:
 
     def look_again(self) -> None:
         """Announcements may have been lost: everybody reads the store."""
-        for waiter in list(self._all):
-            waiter.wake(Wake.LOOK)
+        in_slices(lambda waiter: waiter.wake(Wake.LOOK), list(self._all))
 
     def send_back(self) -> None:
         """Answer every sleeping poll "try again"; those that come later sleep as ever."""
-        for waiter in list(self._all):
-            waiter.end(Wake.DRAIN)
+        in_slices(lambda waiter: waiter.end(Wake.DRAIN), list(self._all))
 
     def drain(self) -> None:
         """Send every sleeping poll, and every one that comes from now on, to another worker at once."""

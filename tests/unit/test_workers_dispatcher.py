@@ -28,6 +28,7 @@ from tests.worker_bench import (
 )
 from workers import dispatcher, settling
 from workers.running import Ending, Phase
+from workers.slicing import SLICE
 from workers.waiters import Wake
 
 if TYPE_CHECKING:
@@ -541,6 +542,31 @@ async def test_a_session_that_ends_takes_its_samples_with_it_and_no_other(bench:
     bench.executor.finish(elsewhere.key(1))
     await bench.dispatcher.wait_idle()
     assert bench.counters.stale == 2
+
+
+async def test_a_large_session_ends_slice_by_slice(bench: WorkerBench) -> None:
+    """To cancel all that a silent client runs, in one turn, holds up everybody else."""
+    many = 2 * SLICE + 1
+    for seq_id in range(1, many + 1):
+        await bench.submit(seq_id)
+    await until(lambda: len(bench.executor.started) == many)
+    tasks = [running.task for running in bench.dispatcher.all_running()]
+    assert bench.dispatcher.end_session(session().session_id) == many
+    assert sum(task is not None and task.cancelling() for task in tasks) == SLICE
+    await bench.dispatcher.wait_idle()
+    assert bench.counters.stale == many
+
+
+async def test_a_sample_that_completes_before_it_is_interrupted_keeps_its_result(bench: WorkerBench) -> None:
+    await bench.started()
+    running = bench.dispatcher.running(KEY)
+    assert running is not None
+    assert running.decide(Ending(State.STALE))
+    bench.executor.finish(KEY)
+    await until(lambda: running.phase is not Phase.EXECUTING)
+    running.interrupt()
+    await bench.dispatcher.wait_idle()
+    assert bench.state(KEY) is State.READY
 
 
 async def test_at_the_drain_deadline_what_runs_is_orphaned(bench: WorkerBench) -> None:

@@ -25,6 +25,8 @@ from workers.registry import Registry
 from workers.sessions import Sessions
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from shared.core.model import SampleKey
     from shared.core.record import Header
     from shared.store.memory import MemoryServer
@@ -123,6 +125,39 @@ async def test_a_wiped_store_is_told_what_runs(bench: Bench) -> None:
     bench.executor.finish(KEY)
     await bench.dispatcher.wait_idle()
     assert bench.state(KEY) is State.READY
+
+
+async def test_a_wiped_store_is_told_of_many_in_batches(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C7: and not of sixteen thousand in one turn of the loop."""
+    monkeypatch.setattr(module, "_AT_ONCE", 3)
+    await bench.turn()
+    keys = [session().key(seq_id) for seq_id in range(1, 9)]
+    for key in keys:
+        await bench.alive(key.seq_id)
+    bench.server.wipe()
+    under_way = UnderWay(bench.store.begin)
+    monkeypatch.setattr(bench.store, "begin", under_way)
+    await bench.turn()
+    assert under_way.most == 3
+    assert {bench.state(key) for key in keys} == {State.PENDING}
+    for key in keys:
+        bench.executor.finish(key)
+    await bench.dispatcher.wait_idle()
+
+
+class UnderWay:
+    """How many calls there were at the same time, at most."""
+
+    def __init__(self, call: Callable[..., Awaitable[Header | None]]) -> None:
+        self._call = call
+        self._now = self.most = 0
+
+    async def __call__(self, key: SampleKey, claim: Claim) -> Header | None:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        await asyncio.sleep(0)
+        self._now -= 1
+        return await self._call(key, claim)
 
 
 async def test_a_wiped_store_is_told_which_results_are_lost(bench: Bench) -> None:

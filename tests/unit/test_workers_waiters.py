@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
 
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim, Header, Record
+from workers.slicing import SLICE
 from workers.waiters import Waiter, Waiters, Wake
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KEY = SampleKey("session", 7)
 OTHER = SampleKey("session", 8)
@@ -83,3 +90,27 @@ async def test_a_gap_makes_everybody_look() -> None:
     waiters.look_again()
     assert await sample.wait() is Wake.LOOK
     assert await log.wait() is Wake.LOOK
+
+
+@pytest.mark.parametrize(("call", "why"), [(Waiters.look_again, Wake.LOOK), (Waiters.drain, Wake.DRAIN)])
+async def test_everybody_is_woken_but_not_all_in_one_turn(call: Callable[[Waiters], None], why: Wake) -> None:
+    """C4, B12: sixteen thousand polls that look, or leave, at once hold up the loop for a second."""
+    waiters = Waiters()
+    sleeping = [waiters.sample_waiter(SampleKey("session", seq_id), LONG_S) for seq_id in range(3 * SLICE)]
+    call(waiters)
+    assert sum(waiter._future.done() for waiter in sleeping) == SLICE
+    assert [await waiter.wait() for waiter in sleeping] == [why] * len(sleeping)
+    for waiter in sleeping:
+        waiter.close()
+
+
+async def test_a_poll_that_has_gone_before_its_turn_comes_is_no_obstacle() -> None:
+    waiters = Waiters()
+    sleeping = [waiters.sample_waiter(KEY, LONG_S) for _ in range(2 * SLICE)]
+    waiters.look_again()
+    gone = next(waiter for waiter in sleeping if not waiter._future.done())
+    waiters.forget_sample(KEY, gone)
+    sleeping.remove(gone)
+    assert {await waiter.wait() for waiter in sleeping} == {Wake.LOOK}
+    for waiter in sleeping:
+        waiter.close()

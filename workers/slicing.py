@@ -1,0 +1,46 @@
+"""Doing something to everything that is in flight without holding up the event loop: a slice in each of its turns.
+
+What a slice wakes or cancels runs before the next one, so that a turn costs what one slice costs, and heartbeats, new
+samples and the lease come in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+T = TypeVar("T")
+
+# A poll that looks again, or a sample that is interrupted, costs 0.1 to 0.2 ms: some 15 ms a turn.
+SLICE: Final = 100
+
+
+def in_slices(act: Callable[[T], object], items: Iterable[T]) -> None:
+    """Do it to the first `SLICE` now, and to the others in the next turns. `act` must not raise."""
+    _next_slice(act, iter(items), asyncio.get_running_loop())
+
+
+def _next_slice(act: Callable[[T], object], rest: Iterator[T], loop: asyncio.AbstractEventLoop) -> None:
+    batch = list(islice(rest, SLICE))
+    for item in batch:
+        act(item)
+    if len(batch) == SLICE:
+        loop.call_soon(_next_slice, act, rest, loop)
+
+
+def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """For what awaits an answer after each batch."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+async def in_turns(items: Iterable[T], size: int) -> AsyncIterator[list[T]]:
+    """Batches with a turn of the loop after each, for what awaits nothing."""
+    for batch in batches(items, size):
+        yield batch
+        await asyncio.sleep(0)
