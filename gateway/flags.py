@@ -219,7 +219,16 @@ FLAGS: Final[tuple[Flag, ...]] = (
         _text,
         "TEMPLATE",
         "none",
-        "Where adapters lie, to load them on demand. Not supported by this version yet.",
+        "Where the upstreams find an adapter, such as /adapters/{run_id}/{checkpoint}: the gateway loads it into each"
+        " of them when it is first sampled. They need --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
+    ),
+    _flag(
+        _UPSTREAM,
+        "lora-wait",
+        _SECONDS,
+        "SECONDS",
+        "60",
+        "How long a sample waits for an adapter that the upstreams cannot load, or do not list, before it fails.",
     ),
     _flag(
         _STORE,

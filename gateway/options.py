@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import string
 import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +16,7 @@ from gateway.addresses import is_loopback
 from gateway.flags import BY_KEY, FLAGS, Flag
 from gateway.keys_file import parse_keys
 from shared.config import Settings
+from shared.core.adapters import check_templates
 from shared.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ _FIELDS: Final = {
     "read_timeout": "read_timeout_s",
     "connect_timeout": "connect_timeout_s",
     "upstream_wait": "upstream_wait_s",
+    "lora_wait": "lora_wait_s",
     "upstream_keep_alive": "upstream_keep_alive_s",
     "keep_alive": "keep_alive_s",
     "poll_timeout": "poll_timeout_s",
@@ -191,7 +192,7 @@ def check_together(settings: Settings, tls_given: tuple[bool, bool] = (False, Fa
     if tls_given[0] != tls_given[1]:
         raise ConfigError("--tls-cert and --tls-key belong together; give both or none")
     _check_access(settings)
-    _check_template(settings.lora_name)
+    _check_templates(settings)
     if settings.port == settings.admin_port and settings.port and settings.host == settings.admin_host:
         raise ConfigError(f"--admin-port: {settings.admin_port} is --port as well; choose two different ports")
     names = [model.name for model in settings.models]
@@ -202,8 +203,6 @@ def check_together(settings: Settings, tls_given: tuple[bool, bool] = (False, Fa
 def _check_supported(settings: Settings) -> None:
     if settings.training_upstream is not None:
         raise ConfigError("--training-upstream is not supported by this version yet; leave it out")
-    if settings.lora_path is not None:
-        raise ConfigError("--lora-path is not supported by this version yet; load adapters in vLLM, use --lora-name")
 
 
 def _check_access(settings: Settings) -> None:
@@ -218,13 +217,8 @@ def _check_access(settings: Settings) -> None:
         )
 
 
-def _check_template(template: str | None) -> None:
-    if template is None:
-        return
-    allowed = "allowed are the fields {run_id} (needed) and {checkpoint}"
+def _check_templates(settings: Settings) -> None:
     try:
-        fields = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError:
-        raise ConfigError(f"--lora-name: {template!r} is not a template; {allowed}") from None
-    if "run_id" not in fields or not {"run_id", "checkpoint"}.issuperset(fields):
-        raise ConfigError(f"--lora-name: {template!r} is not allowed; {allowed}")
+        check_templates(settings.lora_name_template, settings.lora_path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

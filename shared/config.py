@@ -73,6 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     session_timeout_s: float = 300.0
     lora_name: str | None = None
     lora_path: str | None = None
+    lora_wait_s: float = 60.0
     session_poll: bool = True
     training_upstream: str | None = None
     api_keys: tuple[ApiKey, ...] | None = None  # None: no keys file, everybody is anonymous; (): nobody gets in

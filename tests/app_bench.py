@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from shared.config import ApiKey
 from shared.core import ids
 from tests.worker_bench import OWNER, WorkerBench, session
+from workers.adapter_loading import AdapterLoader
+from workers.adapters import Adapters
 from workers.app import PublicApp
 from workers.clocks import DeliveryClocks
 from workers.deps import Deps, Live
@@ -74,7 +76,7 @@ class AppBench(WorkerBench):
         super().__init__(server, owner, **settings)
         self.sessions = Sessions(self.store, self.clock)
         self.upstream = FakeUpstream()
-        catalogue = Catalogue((), self.settings.lora_name_template)
+        catalogue = Catalogue((), self.settings.lora_name_template, self.settings.lora_path)
         self.pool = UpstreamPool(
             ("http://upstream",),
             self.upstream,  # type: ignore[arg-type] # all that is asked of it is `get`
@@ -82,6 +84,8 @@ class AppBench(WorkerBench):
             self.clock,
             sleep=self._sleep,
         )
+        loader = AdapterLoader(self.pool, self.upstream, self.store, owner, 60.0, self._sleep)  # type: ignore[arg-type]
+        self.adapters = Adapters(self.pool, loader, self.clock, 60.0, self._sleep)
         self.clocks = DeliveryClocks(self.store, self.settings, self.counters, self.settlements, self.clock)
         self.deps = Deps(
             live=Live(self.settings, Keyring(self.settings.api_keys)),
@@ -90,6 +94,7 @@ class AppBench(WorkerBench):
             waiters=self.waiters,
             sessions=self.sessions,
             pool=self.pool,
+            adapters=self.adapters,
             registry=Registry(self.store, self.pool, ("http://upstream",)),
             clocks=self.clocks,
             settlements=self.settlements,
@@ -109,6 +114,7 @@ class AppBench(WorkerBench):
         self.clock.advance(delay_s)
 
     async def close(self) -> None:
+        await self.adapters.close()
         await self.dispatcher.close()
         await self.store.close()
 

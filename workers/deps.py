@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shared.config import Settings
     from shared.counters import Counters
     from shared.store.base import Store
+    from workers.adapters import Adapters
     from workers.clocks import DeliveryClocks
     from workers.dispatcher import Dispatcher
     from workers.keyring import Keyring
@@ -39,6 +40,7 @@ class Deps:
     sessions: Sessions
     pool: UpstreamPool
     registry: Registry
+    adapters: Adapters
     clocks: DeliveryClocks
     settlements: Settlements
     counters: Counters

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from shared.clock import Clock
+    from shared.core.adapters import Adapter
     from shared.counters import Counters
+    from workers.adapters import Adapters
     from workers.forwarder import Forwarder
     from workers.pool import UpstreamPool
     from workers.running import Running
@@ -46,6 +48,7 @@ class Executor:
     def __init__(
         self,
         pool: UpstreamPool,
+        adapters: Adapters,
         forwarder: Forwarder,
         counters: Counters,
         clock: Clock,
@@ -56,6 +59,7 @@ class Executor:
     ) -> None:
         """`mark_paused` tells the polls of a sample that wait at other workers; the attempts do not wait for that."""
         self._pool = pool
+        self._adapters = adapters
         self._forwarder = forwarder
         self._counters = counters
         self._clock = clock
@@ -72,18 +76,35 @@ class Executor:
         budget = retry.Budget()
         avoid: Upstream | None = None
         for attempt in range(1, 2**16):
-            upstream = self._pool.choose(running.target.upstream_name, avoid, running.key.session_key)
-            outcome = await self._attempt(running, upstream, attempt)
+            upstream, outcome = await self._attempt_somewhere(running, attempt, avoid)
             if not isinstance(outcome, Fault):
                 return Ending(State.READY, outcome)
-            avoid = upstream
+            avoid = upstream or avoid
             decision = self._judge(upstream, outcome, budget)
             _log_fault(running, upstream, outcome, attempt)
             if not isinstance(decision, retry.Wait):
                 return _ending_of(decision)
             budget = decision.budget
-            await self._pause(running, outcome, decision.delay_s)
+            await self._paused(running, outcome.message, self._sleep(decision.delay_s))
         return Ending(State.ORPHANED)
+
+    async def _attempt_somewhere(
+        self, running: Running, attempt: int, avoid: Upstream | None
+    ) -> tuple[Upstream | None, bytes | Fault]:
+        """Who was asked, if anybody was, and what came of it."""
+        adapter = running.target.adapter
+        if adapter is not None and (fault := await self._place(running, adapter)) is not None:
+            return None, fault
+        upstream = self._pool.choose(running.target.upstream_name, avoid, running.key.session_key)
+        outcome = await self._attempt(running, upstream, attempt)
+        if adapter is not None and isinstance(outcome, Fault) and outcome.model_missing:
+            outcome = self._adapters.lost(adapter, upstream, outcome)
+        return upstream, outcome
+
+    async def _place(self, running: Running, adapter: Adapter) -> Fault | None:
+        if self._adapters.ready(adapter):
+            return None
+        return await self._paused(running, f"{adapter.path} is being loaded", self._adapters.place(adapter))
 
     async def _attempt(self, running: Running, upstream: Upstream, attempt: int) -> bytes | Fault:
         """The encoded result, or why there is none."""
@@ -118,27 +139,33 @@ class Executor:
         async with self._large:
             return await asyncio.to_thread(work)
 
-    def _judge(self, upstream: Upstream, fault: Fault, budget: retry.Budget) -> retry.Decision:
+    def _judge(self, upstream: Upstream | None, fault: Fault, budget: retry.Budget) -> retry.Decision:
         name = _FAULT_COUNTERS[fault.kind]
         setattr(self._counters, name, getattr(self._counters, name) + 1)
-        upstream.faults += 1
-        if fault.upstream_down:
-            self._pool.broke(upstream, fault.message)
+        if upstream is not None:
+            self._note(upstream, fault)
         decision = retry.decide(fault, budget, self._policy, self._clock.monotonic_s(), self._rng_unit())
         if isinstance(decision, retry.Wait) and fault.kind is not FaultClass.NEVER_EXECUTED:
             self._counters.reexecutions += 1
         return decision
 
-    async def _pause(self, running: Running, fault: Fault, delay_s: float) -> None:
-        running.paused_reason = fault.message
+    def _note(self, upstream: Upstream, fault: Fault) -> None:
+        upstream.faults += 1
+        if fault.upstream_down:
+            self._pool.broke(upstream, fault.message)
+
+    async def _paused(self, running: Running, reason: str, wait: Awaitable[T]) -> T:
+        """What `wait` comes to; meanwhile polls tell `reason`."""
+        running.paused_reason = reason
         self.paused += 1
         self._mark_paused(running, True)
         try:
-            await self._sleep(delay_s)
+            result = await wait
         finally:
             running.paused_reason = None
             self.paused -= 1
         self._mark_paused(running, False)
+        return result
 
 
 def _mark_nothing(running: Running, paused: bool) -> None:

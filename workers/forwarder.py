@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # What no header may hold, and no id of ours holds: a value with it is not sent at all.
 _UNFIT: Final = re.compile(r"[^\t -~]")
+_CONTENT_TYPE: Final = {"Content-Type": "application/json"}
 # Most specific first: aiohttp's classes derive from each other.
 _BREAKS: Final[tuple[tuple[type[BaseException], BreakKind], ...]] = (
     (aiohttp.ClientConnectorDNSError, BreakKind.DNS),
@@ -97,6 +98,19 @@ class Forwarder:
             self._note_refusal(upstream, getattr(error, "errno", None))
             return fault_of(error, upstream.url)
 
+    async def ask(self, upstream: Upstream, url: URL, body: bytes, timeout_s: float) -> tuple[int, bytes] | Fault:
+        """Status and body of whatever is answered to a POST that is no sample; a Fault where nothing is."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._questions.post(
+                url, data=body, headers=_CONTENT_TYPE, allow_redirects=False, timeout=timeout
+            ) as response:
+                upstream.accepted()
+                return response.status, await _read(response)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            self._note_refusal(upstream, getattr(error, "errno", None))
+            return fault_of(error, upstream.url)
+
     def _target(self, url: URL) -> tuple[Origin, str]:
         assert url.raw_host is not None
         assert url.port is not None
@@ -132,14 +146,18 @@ def _outcome(reply: Reply) -> bytes | Fault:
 
 
 async def _told(response: aiohttp.ClientResponse) -> bytes | Fault:
-    """The body of a 200; what is too large is not read to its end, which closes the connection."""
+    body = await _read(response)
+    return body if response.status == 200 else classify_reply(response.status, body, response.headers)
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The body; what is too large is not read to its end, which closes the connection."""
     parts: list[bytes] = []
     size_bytes = 0
     while size_bytes <= _LARGEST_ANSWER_BYTES and (part := await response.content.readany()):
         parts.append(part)
         size_bytes += len(part)
-    body = b"".join(parts)
-    return body if response.status == 200 else classify_reply(response.status, body, response.headers)
+    return b"".join(parts)
 
 
 def fault_of(error: BaseException, where: str) -> Fault:

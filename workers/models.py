@@ -1,26 +1,26 @@
 """Which models can be sampled from, under which name the upstream knows them, and how much context they have.
 
 Learned from the upstreams' `/v1/models`: base models have `max_model_len`, adapters name their base as `parent` and
-leave the length to it. A `tinker://` path becomes an upstream name by the `--lora-name` template.
+leave the length to it. A `tinker://` path becomes an upstream name by the `--lora-name` template
+(`shared/core/adapters.py`).
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from shared.core.errors import NotFound
+from shared.core.adapters import Naming
+from shared.core.errors import NotFound, Overloaded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shared.config import ModelName
+    from shared.core.adapters import Adapter
     from shared.core.model import ModelRef
-
-_PATH: Final = re.compile(r"tinker://([^/]+)(?:/sampler_weights)?/([^/]+)")
 
 
 class _Card(msgspec.Struct, frozen=True):
@@ -33,6 +33,8 @@ class _Listing(msgspec.Struct, frozen=True):
     data: list[_Card]
 
 
+# Of two contexts the known one counts.
+_UNKNOWN_TOKENS: Final = 2**62
 _decoder: Final = msgspec.json.Decoder(_Listing)
 
 
@@ -47,11 +49,15 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a sampling session samples from. `base_model` is the name offered to clients (their tokenizer's)."""
+    """What a sampling session samples from. `base_model` is the name offered to clients (their tokenizer's).
+
+    `adapter` is set for a `tinker://` path: an upstream may not have it, or have it no more.
+    """
 
     upstream_name: str
     base_model: str
     context_tokens: int | None
+    adapter: Adapter | None = None
 
 
 def decode_listing(body: bytes) -> list[Served]:
@@ -66,9 +72,11 @@ def decode_listing(body: bytes) -> list[Served]:
 class Catalogue:
     """The models of all upstreams together; of equal names the smallest context counts."""
 
-    def __init__(self, offered: Sequence[ModelName], lora_name_template: str) -> None:
+    def __init__(
+        self, offered: Sequence[ModelName], lora_name_template: str, lora_path_template: str | None = None
+    ) -> None:
         self._offered = {model.name: model.upstream_name for model in offered}
-        self._template = lora_name_template
+        self._naming = Naming(lora_name_template, lora_path_template)
         self._served: dict[str, Served] = {}
         self._bases = self._list_bases()
 
@@ -108,12 +116,29 @@ class Catalogue:
         return Target(upstream_name, name, self._context_of(upstream_name))
 
     def _resolve_path(self, path: str) -> Target:
-        name = adapter_name(path, self._template)
-        served = self._served.get(name) if name is not None else None
+        adapter = self.adapter(path)
+        served = self._served.get(adapter.name)
         if served is None:
-            raise NotFound(f"no upstream serves {path!r}" + (f" (as model {name!r})" if name else ""))
+            raise NotFound(f"no upstream serves {path!r} (as model {adapter.name!r})")
         base = served.parent or served.name
-        return Target(served.name, self._offered_name(base), self._context_of(base))
+        return Target(served.name, self._offered_name(base), self._context_of(base), adapter)
+
+    def adapter(self, path: str) -> Adapter:
+        """Raises `NotFound` with the path for what cannot be one."""
+        adapter = self._naming.adapter(path)
+        if adapter is None:
+            raise NotFound(f"there is no {path!r}; sampler weights are tinker://RUN/sampler_weights/CHECKPOINT")
+        return adapter
+
+    def awaited(self, adapter: Adapter) -> Target:
+        """Where samples of an adapter go that no upstream has just now; what is not known of its base is assumed.
+
+        Raises `Overloaded` while no upstream has told what it serves.
+        """
+        if not self._bases:
+            raise Overloaded("upstream", "no upstream answers yet; try again later")
+        base = min(self._bases, key=lambda name: self._bases[name] or _UNKNOWN_TOKENS)
+        return Target(adapter.name, base, self._bases[base], adapter)
 
     def _offered_name(self, upstream_name: str) -> str:
         for name, known_as in self._offered.items():
@@ -126,13 +151,5 @@ class Catalogue:
         return served.context_tokens if served is not None else None
 
 
-def adapter_name(path: str, template: str) -> str | None:
-    """The upstream's name for `tinker://<run>/sampler_weights/<checkpoint>` or `tinker://<run>/<checkpoint>`."""
-    match = _PATH.fullmatch(path)
-    if match is None:
-        return None
-    return template.replace("{run_id}", match[1]).replace("{checkpoint}", match[2])
-
-
 def _context_order(model: Served) -> int:
-    return model.context_tokens if model.context_tokens is not None else 2**62
+    return model.context_tokens if model.context_tokens is not None else _UNKNOWN_TOKENS

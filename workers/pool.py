@@ -72,6 +72,21 @@ class UpstreamPool:
     def completed(self, upstream: Upstream) -> None:
         upstream.succeeded(self._clock.monotonic_s())
 
+    def awake(self) -> list[Upstream]:
+        """Those that samples may go to now; all, where none is awake."""
+        now_s = self._clock.monotonic_s()
+        return [upstream for upstream in self._upstreams if not upstream.rests(now_s)] or list(self._upstreams)
+
+    def has(self, model_name: str, upstream: Upstream) -> bool:
+        """Whether it listed this model when it was asked last."""
+        return upstream in self._serving.get(model_name, ())
+
+    def forget(self, model_name: str, upstream: Upstream) -> None:
+        """It does not have this model any more, whatever it listed."""
+        if self.has(model_name, upstream):
+            self._served[upstream] = [model for model in self._served[upstream] if model.name != model_name]
+            self._take_over()
+
     def replace(self, urls: Sequence[str]) -> None:
         """Ask these from now on; what runs at others runs to its end. `changed` is set when something is new.
 
@@ -90,6 +105,11 @@ class UpstreamPool:
     @property
     def all_rest(self) -> bool:
         return rules.all_rest(self._upstreams, self._clock.monotonic_s())
+
+    @property
+    def some_rest(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        return any(upstream.rests(now_s) for upstream in self._upstreams)
 
     def statuses(self) -> tuple[UpstreamStatus, ...]:
         now_s = self._clock.monotonic_s()
@@ -116,6 +136,14 @@ class UpstreamPool:
         self._asked_s = self._clock.monotonic_s()
         self._times_asked += 1
         await self._learn_from(self._upstreams)
+
+    async def learn_from(self, upstream: Upstream) -> None:
+        """Ask one upstream what it serves."""
+        await self._learn_from([upstream])
+
+    async def look_again(self) -> None:
+        """Ask every upstream, once for all who want it at the same time, and not oftener than every two seconds."""
+        await self._ask_again()
 
     async def probe(self) -> None:
         """Find out whether upstreams that rest, or hold requests open, still take connections."""

@@ -21,6 +21,8 @@ from shared.core.retry import Policy
 from shared.counters import Counters
 from shared.store.base import StoreError, StoreRefused
 from shared.store.open import make_store
+from workers.adapter_loading import AdapterLoader
+from workers.adapters import Adapters
 from workers.app import PublicApp
 from workers.clocks import DeliveryClocks
 from workers.connector import make_client, make_probe_session
@@ -76,11 +78,14 @@ class Worker:
         self._client = make_client(settings, config.source_ip)
         self._probe_http = make_probe_session(settings, config.source_ip)
         forwarder = Forwarder(self._client, self._probe_http, self._clock, settings.upstream_api_key)
-        catalogue = Catalogue(settings.models, settings.lora_name_template)
+        catalogue = Catalogue(settings.models, settings.lora_name_template, settings.lora_path)
         self._pool = UpstreamPool(settings.upstreams, forwarder, catalogue, self._clock)
         self._registry = Registry(self._store, self._pool, settings.upstreams)
+        loader = AdapterLoader(self._pool, forwarder, self._store, config.instance, settings.lora_wait_s)
+        self._adapters = Adapters(self._pool, loader, self._clock, settings.lora_wait_s)
         self._executor = Executor(
             self._pool,
+            self._adapters,
             forwarder,
             self._counters,
             self._clock,
@@ -110,6 +115,7 @@ class Worker:
             sessions=Sessions(self._store, self._clock),
             pool=self._pool,
             registry=self._registry,
+            adapters=self._adapters,
             clocks=DeliveryClocks(self._store, settings, self._counters, settlements, self._clock),
             settlements=settlements,
             counters=self._counters,
@@ -279,6 +285,7 @@ class Worker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._dispatcher.close()
         await self._leave_store()
+        await self._adapters.close()
         await self._pool.close()
         self._client.close()
         await self._probe_http.close()

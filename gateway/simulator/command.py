@@ -57,6 +57,13 @@ from gateway.simulator.simulator import Simulator
     help="Whether logprobs are scaled by the temperature. vLLM's own default is raw_logprobs.",
 )
 @click.option(
+    "--lora",
+    type=click.Choice(["any", "files", "off"]),
+    default="any",
+    show_default=True,
+    help="Adapters are loaded from any path, or only where there is an adapter_config.json, or not at all.",
+)
+@click.option(
     "--keep-alive",
     type=click.FloatRange(0),
     default=5.0,
@@ -79,6 +86,7 @@ def simulate_vllm(
     gen_seconds: float,
     max_num_seqs: int,
     logprobs_mode: str,
+    lora: str,
     keep_alive: float,
     processes: int,
 ) -> None:
@@ -104,6 +112,7 @@ def simulate_vllm(
         mode=mode,  # type: ignore[arg-type] # click has checked it
         gen_seconds=gen_seconds,
         max_num_seqs=max_num_seqs,
+        lora=lora,  # type: ignore[arg-type] # click has checked it
         raw_logprobs=logprobs_mode == "raw_logprobs",
         keep_alive_s=keep_alive,
     )

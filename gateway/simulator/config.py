@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+LoraMode = Literal["any", "files", "off"]
 Mode = Literal["instant", "latency", "barrier"]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatorConfig:
     """`mode`: instant answers at once; latency takes `gen_seconds` for each request, `max_num_seqs` at a time; barrier
-    holds all and lets them go together, `barrier_idle_s` after the last one came.
+    holds all and lets them go together, `barrier_idle_s` after the last one came. `lora`: adapters may be loaded from
+    any path, or where files are, or not at all.
     """
 
     host: str = "127.0.0.1"
@@ -23,6 +25,7 @@ class SimulatorConfig:
     max_num_seqs: int = 0  # 0: no limit
     barrier_idle_s: float = 0.2
     raw_logprobs: bool = False
+    lora: LoraMode = "any"
     # uvicorn's default, and so vLLM's.
     keep_alive_s: float = 5.0
     backlog: int = 65_535

@@ -6,6 +6,9 @@ A rule is a JSON object: `kind`, its own options, and which requests it is for:
     fraction: f       of those that match, spread evenly
     path, model, request_id_prefix                           what must match
 
+Loading an adapter misbehaves, too, where a rule names its path: status, reset_before_read, delay, hold, hang; `model`
+is the adapter's name then.
+
 kinds (options):
 
     status (status, body, headers, delay_s)   that reply, without any generation
@@ -135,3 +138,8 @@ def _object(item: dict[str, Any], name: str) -> dict[str, Any]:
 def choose(rules: list[Rule], path: str, model: str, request_id: str) -> Fault | None:
     """The first rule that befalls this request."""
     return next((rule.fault for rule in rules if rule.befalls(path, model, request_id)), None)
+
+
+def choose_named(rules: list[Rule], path: str, model: str) -> Fault | None:
+    """The same for a request that is no sample: only a rule that names its path is meant for it."""
+    return choose([rule for rule in rules if rule.match.get("path") == path], path, model, "")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from gateway.simulator import adapters, completion, faults, generate_api, render
 from gateway.simulator import ask as asking
-from gateway.simulator import completion, faults, generate_api, render
 from gateway.simulator import tokens as oracle
 from gateway.simulator.ask import Ask, Refused, Served
 from gateway.simulator.gate import make_gate
@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     Route = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 _NEVER_S: Final = 10**9
+_LOAD: Final = "/v1/load_lora_adapter"
 # What all processes of a simulator must do or know alike.
 _FOR_ALL: Final = frozenset(
     {
-        ("POST", "/v1/load_lora_adapter"),
+        ("POST", _LOAD),
         ("POST", "/v1/unload_lora_adapter"),
         ("POST", "/_sim/faults"),
         ("DELETE", "/_sim/faults"),
@@ -69,7 +70,7 @@ class Simulator:
         self._gate = make_gate(config)
         self._rules: list[faults.Rule] = []
         self._stats = Stats()
-        self._adapters: dict[str, str] = {}
+        self._adapters = adapters.Adapters(config.models, config.lora)
         self._rng = random.Random()
         self._draining = False
         self._released = asyncio.Event()
@@ -81,7 +82,7 @@ class Simulator:
             ("GET", "/ping"): self._empty,
             ("GET", "/version"): self._version,
             ("GET", "/metrics"): self._metrics,
-            ("POST", "/v1/load_lora_adapter"): self._load_adapter,
+            ("POST", _LOAD): self._load_adapter,
             ("POST", "/v1/unload_lora_adapter"): self._unload_adapter,
             ("GET", "/_sim/stats"): self._tell_stats,
             ("GET", "/_sim/snapshot"): self._tell_snapshot,
@@ -156,6 +157,7 @@ class Simulator:
 
     async def _handle(self, request: HttpRequest) -> HttpReply:
         """A client's request; what concerns all processes goes to the others first."""
+        self._stats.adapter_loads += request.path == _LOAD
         if (request.method, request.path) in _FOR_ALL:
             await self._siblings.ask(request)
         return await self._handle_here(request)
@@ -242,12 +244,12 @@ class Simulator:
             raise Dropped
 
     def _served(self) -> Served:
-        return Served(self._config.models, self._adapters, self._config.max_model_len)
+        return Served(self._config.models, self._adapters.paths, self._config.max_model_len)
 
     # -- the rest of vLLM
 
     async def _models(self, request: HttpRequest) -> HttpReply:
-        return _json(render.models(self._served(), self._adapters, int(time.time())))
+        return _json(render.models(self._served(), self._adapters.paths, int(time.time())))
 
     async def _empty(self, request: HttpRequest) -> HttpReply:
         return HttpReply()
@@ -260,26 +262,21 @@ class Simulator:
         return HttpReply(body=text.encode(), content_type="text/plain; version=0.0.4")
 
     async def _load_adapter(self, request: HttpRequest) -> HttpReply:
-        document = _adapter(request.body)
-        name = str(document["lora_name"])
-        if name in self._config.models:
-            raise Refused(400, f"The lora adapter '{name}' has the name of a base model.", "InvalidUserInput")
-        if name in self._adapters and not document.get("load_inplace"):
-            raise Refused(
-                400,
-                f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
-                "set 'load_inplace' to True.",
-                "InvalidUserInput",
-            )
-        self._adapters[name] = str(document.get("lora_path", ""))
-        return _text(f"Success: LoRA adapter '{name}' added successfully.")
+        fault = faults.choose_named(self._rules, request.path, adapters.name_in(request.body))
+        early = await self._before_execution(fault)
+        if early is not None:
+            return early
+        if fault is not None:
+            await self._misbehave_while_running(fault)
+        return self._of_adapters(self._adapters.load, request)
 
     async def _unload_adapter(self, request: HttpRequest) -> HttpReply:
-        name = str(_adapter(request.body)["lora_name"])
-        if name not in self._adapters:
-            raise Refused(404, f"The lora adapter '{name}' cannot be found.", "NotFoundError")
-        del self._adapters[name]
-        return _text(f"Success: LoRA adapter '{name}' removed successfully.")
+        return self._of_adapters(self._adapters.unload, request)
+
+    def _of_adapters(self, do: Callable[[Any], str], request: HttpRequest) -> HttpReply:
+        if not self._adapters.enabled:
+            return _json({"detail": "Not Found"}, 404)
+        return _text(do(asking.parse(request.body)))
 
     # -- its control paths
 
@@ -335,13 +332,6 @@ class Simulator:
 
 def _model_of(document: Any) -> str:
     return str(document.get("model", "")) if isinstance(document, dict) else ""
-
-
-def _adapter(body: bytes) -> dict[str, Any]:
-    document = asking.parse(body)
-    if not isinstance(document, dict) or not document.get("lora_name"):
-        raise Refused(400, "Both 'lora_name' and 'lora_path' must be provided.", "InvalidUserInput")
-    return document
 
 
 def _scripted(fault: Fault) -> HttpReply:

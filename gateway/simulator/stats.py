@@ -22,6 +22,7 @@ _NUMBERS: Final = (
     "completed",
     "aborted",
     "concurrent_duplicates",
+    "adapter_loads",
     "connections",
     "received_bytes",
     "sent_bytes",
@@ -36,6 +37,7 @@ def sample_id(request_id: str) -> str:
 @dataclass(slots=True)
 class Stats:
     """Of one process. `aborted`: generations that ended because the client went away, or by a scripted fault.
+    `adapter_loads`: how often it was asked to load one.
 
     `traffic`: of all connections, those of these pages too.
     """
@@ -48,6 +50,7 @@ class Stats:
     completed: int = 0
     aborted: int = 0
     concurrent_duplicates: int = 0
+    adapter_loads: int = 0
     connections: int = 0
     by_source_ip: Counter[str] = field(default_factory=Counter)
     traffic: Traffic = field(default_factory=Traffic)
@@ -82,6 +85,7 @@ class Stats:
     def clear(self) -> None:
         """Count from now on. What waits or runs goes on doing so, and is counted as completed or aborted later."""
         self.received = self.executions = self.completed = self.aborted = self.concurrent_duplicates = 0
+        self.adapter_loads = 0
         self.peak_in_flight = self.in_flight
         self.by_source_ip.clear()
         self.traffic.received_bytes = self.traffic.sent_bytes = 0

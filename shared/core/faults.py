@@ -31,7 +31,8 @@ class Fault:
     """One failed attempt.
 
     `message` is for the SDK's user and the log: the upstream's own words, shortened. `upstream_down`: rest this
-    upstream before it is chosen again (busy is not broken: 4xx, 429 and slowness never set it).
+    upstream before it is chosen again (busy is not broken: 4xx, 429 and slowness never set it). `model_missing`: this
+    upstream does not have the model. `wait_s`: NEVER_EXECUTED, and not worth waiting for longer than this.
     """
 
     kind: FaultClass
@@ -39,6 +40,8 @@ class Fault:
     category: Category = Category.SERVER
     retry_after_s: float | None = None
     upstream_down: bool = False
+    model_missing: bool = False
+    wait_s: float | None = None
 
 
 class BreakKind(Enum):
@@ -101,17 +104,12 @@ def too_large() -> Fault:
     return Fault(FaultClass.REFUSED, f"the result is larger than {limit}: {hint}", Category.USER)
 
 
-def classify_reply(status: int, body: bytes, headers: Mapping[str, str], *, adapter_loading: bool = False) -> Fault:
-    """The Fault behind a reply that is not a 200.
-
-    `adapter_loading`: the model is an adapter that was asked to be loaded, so a 404 is a matter of time.
-    """
+def classify_reply(status: int, body: bytes, headers: Mapping[str, str]) -> Fault:
+    """The Fault behind a reply that is not a 200."""
     words = upstream_words(body) or "no text"
     message = f"upstream answered {status}: {words}"
     if status in (429, 503) or (status == 408 and not body):
         return Fault(FaultClass.NEVER_EXECUTED, message, retry_after_s=_retry_after_s(headers))
-    if status == 404 and adapter_loading:
-        return Fault(FaultClass.NEVER_EXECUTED, message)
     if status >= 500:
         return _classify_5xx(status, words, message)
     if status >= 400:
@@ -144,7 +142,7 @@ def _classify_refusal(status: int, body: bytes, message: str) -> Fault:
     if status == 408:
         # With words of its own it is some proxy's deadline, not a router's queue: it may have run.
         return Fault(FaultClass.AMBIGUOUS, message)
-    return Fault(FaultClass.REFUSED, message, Category.USER)
+    return Fault(FaultClass.REFUSED, message, Category.USER, model_missing=status == 404)
 
 
 def upstream_words(body: bytes) -> str:

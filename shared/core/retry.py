@@ -33,13 +33,15 @@ class Budget:
     """What a sample has used up.
 
     `tries` counts failed attempts of any kind, for the back-off. `waiting_since_s`: since when no upstream has taken
-    it; None when the last attempt was executed, or was the first.
+    it; None when the last attempt was executed, or was the first. `bounded_since_s`: since when every fault has had a
+    `wait_s` of its own: a server that is restarted for minutes leaves all of it for its adapters.
     """
 
     reexecutions: int = 0
     aborts: int = 0
     tries: int = 0
     waiting_since_s: float | None = None
+    bounded_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,29 @@ def decide(fault: Fault, budget: Budget, policy: Policy, now_s: float, rng_unit:
 
 def _wait_or_fail(fault: Fault, budget: Budget, policy: Policy, now_s: float, rng_unit: float) -> Decision:
     """The clock is that of waiting in vain: an execution in between, however long, is not charged to it."""
-    since_s = budget.waiting_since_s if budget.waiting_since_s is not None else now_s
-    left_s = since_s + policy.upstream_wait_s - now_s
+    budget = replace(
+        budget,
+        waiting_since_s=_first(budget.waiting_since_s, now_s),
+        bounded_since_s=_first(budget.bounded_since_s, now_s) if fault.wait_s is not None else None,
+    )
+    left_s, wait_s = _left(fault, budget, policy, now_s)
     if left_s <= 0:
-        return Fail(Failure(f"no upstream took it for {policy.upstream_wait_s:g} s; {fault.message}", fault.category))
-    decision = _wait(fault, replace(budget, waiting_since_s=since_s), rng_unit)
+        return Fail(Failure(f"no upstream took it for {wait_s:g} s; {fault.message}", fault.category))
+    decision = _wait(fault, budget, rng_unit)
     # One last try when the time is up, however long the upstream asked to be left alone.
     return replace(decision, delay_s=min(decision.delay_s, left_s))
+
+
+def _left(fault: Fault, budget: Budget, policy: Policy, now_s: float) -> tuple[float, float]:
+    """What is left of the shorter wait, and how long that is in all."""
+    waits = [(budget.waiting_since_s, policy.upstream_wait_s), (budget.bounded_since_s, fault.wait_s)]
+    return min(
+        (since_s + wait_s - now_s, wait_s) for since_s, wait_s in waits if since_s is not None and wait_s is not None
+    )
+
+
+def _first(since_s: float | None, now_s: float) -> float:
+    return since_s if since_s is not None else now_s
 
 
 def _execute_again(fault: Fault, budget: Budget, policy: Policy, rng_unit: float) -> Decision:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 ASKED = {"model": "sim/tiny", "prompt": [10, 11, 12], "max_tokens": 4, "logprobs": 0, "return_token_ids": True}
+LOAD = "/v1/load_lora_adapter"
+ADAPTER = {"lora_name": "a1", "lora_path": "/models/a1"}
+DATA = Path(__file__).parents[1] / "data" / "vllm"
 # Long enough for anything that should happen on a busy machine.
 PATIENCE_S = 20.0
 
@@ -188,8 +192,8 @@ async def test_what_health_checks_and_routers_ask(bench: Bench) -> None:
 
 async def test_adapters_come_and_go(bench: Bench) -> None:
     client = await bench.client()
-    adapter = {"lora_name": "a1", "lora_path": "/models/a1"}
-    load, unload = ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")
+    adapter = ADAPTER
+    load, unload = ("POST", LOAD), ("POST", "/v1/unload_lora_adapter")
     client.ask(model="a1")
     assert (await client.reply())[0] == 404
     assert await client.call(*load, adapter) == (200, "Success: LoRA adapter 'a1' added successfully.")
@@ -205,6 +209,53 @@ async def test_adapters_come_and_go(bench: Bench) -> None:
     assert (await client.call(*load, {}))[0] == 400
     assert (await client.call(*unload, adapter))[0] == 200
     assert (await client.call(*unload, adapter))[0] == 404
+
+
+@pytest.mark.parametrize("name", ["24_load_missing_path", "24_load_a1", "24_load_a1_dup", "24_unload_unknown"])
+@configured(lora="files")
+async def test_adapters_are_answered_for_as_by_a_real_vllm(bench: Bench, tmp_path: Path, name: str) -> None:
+    told = json.loads((DATA / f"{name}.json").read_text())
+    asked = json.loads(told["request"]["body"])
+    (tmp_path / "a1").mkdir()
+    (tmp_path / "a1" / "adapter_config.json").touch()
+    asked["lora_path"] = asked.get("lora_path", "").replace("/models", str(tmp_path))
+    client = await bench.client()
+    loaded_before = name == "24_load_a1_dup"
+    if loaded_before:
+        await client.call("POST", told["request"]["path"], asked)
+    status, body = await client.call("POST", told["request"]["path"], asked)
+    recorded = told["response"]["body"]
+    assert status == told["response"]["status"]
+    assert body == (json.loads(recorded.replace("<path>", asked["lora_path"])) if recorded[0] == "{" else recorded)
+    assert bench.simulator.stats()["adapter_loads"] == (told["request"]["path"] == LOAD) + loaded_before
+
+
+@configured(lora="off")
+async def test_without_lora_there_is_no_such_path(bench: Bench) -> None:
+    client = await bench.client()
+    assert await client.call("POST", LOAD, ADAPTER) == (404, {"detail": "Not Found"})
+
+
+async def test_loading_misbehaves_where_a_rule_names_its_path(bench: Bench) -> None:
+    client = await bench.client()
+    load, adapter = ("POST", LOAD), ADAPTER
+    bench.simulator.set_faults(
+        [
+            {"kind": "status", "status": 503, "next": 1},
+            {"kind": "status", "status": 500, "path": load[1], "model": "a1", "next": 1},
+        ]
+    )
+    assert (await client.call(*load, adapter | {"lora_name": "other"}))[0] == 200
+    assert (await client.call(*load, adapter))[0] == 500
+    assert (await client.call(*load, adapter))[0] == 200
+    bench.simulator.set_faults([{"kind": "hold", "path": load[1]}])
+    client.send(*load, json.dumps(adapter | {"lora_name": "a2"}).encode())
+    other = await bench.client()
+    await bench.until("the fourth load", lambda stats: stats["adapter_loads"] == 4)
+    _, models = await other.call("GET", "/v1/models")
+    assert [card["id"] for card in models["data"]] == ["sim/tiny", "other", "a1"]
+    await other.call("POST", "/_sim/release")
+    assert (await client.reply())[0] == 200
 
 
 # -- connections

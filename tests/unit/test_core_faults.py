@@ -95,10 +95,12 @@ def test_nan_is_the_servers_fault_and_final() -> None:
     assert "NaN" in fault.message
 
 
-def test_adapter_being_loaded_makes_a_404_a_matter_of_time() -> None:
-    body = recording("24_gen_unknown_adapter").body
-    assert classify_reply(404, body, {}, adapter_loading=True).kind is NEVER
-    assert classify_reply(404, body, {}, adapter_loading=False).kind is REFUSED
+def test_a_missing_model_is_told_from_other_refusals() -> None:
+    told = recording("24_gen_unknown_adapter")
+    missing = classify_reply(told.status, told.body, told.headers)
+    assert (missing.kind, missing.model_missing) == (REFUSED, True)
+    assert not classify_reply(404, b'{"detail":"Not Found"}', {}).model_missing
+    assert not classify_reply(400, b'{"error":{"message":"no"}}', {}).model_missing
 
 
 def test_operator_is_told_which_flag_to_set() -> None:

@@ -61,6 +61,31 @@ def test_last_try_falls_on_the_deadline() -> None:
     assert isinstance(decide(fault(FaultClass.NEVER_EXECUTED), budget, POLICY, 100.0, 0.5), Fail)
 
 
+def test_a_fault_may_be_worth_less_waiting_than_others() -> None:
+    missing = replace(fault(FaultClass.NEVER_EXECUTED), wait_s=10.0)
+    first = decide(missing, Budget(), POLICY, 0.0, 0.5)
+    assert isinstance(first, Wait)
+    last = decide(missing, replace(first.budget, tries=20), POLICY, 9.0, 0.5)
+    assert isinstance(last, Wait) and last.delay_s == 1.0
+    end = decide(missing, last.budget, POLICY, 10.0, 0.5)
+    assert isinstance(end, Fail)
+    assert "10 s" in end.failure.message
+
+
+def test_waiting_for_a_server_is_not_charged_to_waiting_for_what_it_lacks() -> None:
+    """It was restarted for a minute, and then needs its adapters again."""
+    missing = replace(fault(FaultClass.NEVER_EXECUTED), wait_s=10.0)
+    refused = decide(fault(FaultClass.NEVER_EXECUTED), Budget(), POLICY, 0.0, 0.5)
+    assert isinstance(refused, Wait)
+    lacks = decide(missing, refused.budget, POLICY, 60.0, 0.5)
+    assert isinstance(lacks, Wait)
+    refused = decide(fault(FaultClass.NEVER_EXECUTED), lacks.budget, POLICY, 65.0, 0.5)
+    assert isinstance(refused, Wait) and refused.budget.bounded_since_s is None
+    assert isinstance(decide(missing, refused.budget, POLICY, 75.0, 0.5), Wait)
+    end = decide(missing, lacks.budget, POLICY, 100.0, 0.5)
+    assert isinstance(end, Fail)
+
+
 @pytest.mark.parametrize("kind", [FaultClass.INTERRUPTED, FaultClass.ABORTED])
 def test_an_execution_is_not_charged_to_the_waiting(kind: FaultClass) -> None:
     """A4: after half an hour of generating, a refused connection starts a new wait."""

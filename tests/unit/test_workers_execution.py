@@ -13,16 +13,17 @@ import pytest
 
 from shared.clock import ManualClock
 from shared.core import ids, retry
+from shared.core.adapters import Adapter
 from shared.core.faults import BreakKind, Fault, FaultClass, classify_break
 from shared.core.lifecycle import State
-from shared.core.model import SamplingParams
+from shared.core.model import Category, SamplingParams
 from shared.core.record import Claim
 from shared.counters import Counters
 from shared.log import JsonFormatter
 from shared.wire import proto, vllm
 from tests.worker_bench import OWNER, TARGET, session, spec
 from workers.execution import Executor
-from workers.models import Catalogue
+from workers.models import Catalogue, Target
 from workers.pool import UpstreamPool
 from workers.running import Running
 from workers.tenants import Holding
@@ -38,6 +39,8 @@ BUSY = Fault(FaultClass.NEVER_EXECUTED, "upstream answered 503: busy")
 REFUSED = classify_break(BreakKind.CONNECT_REFUSED, "http://a")
 RESET = classify_break(BreakKind.RESET_BEFORE_STATUS, "http://a")
 CUT = classify_break(BreakKind.BODY_CUT, "http://a")
+MISSING = Fault(FaultClass.NEVER_EXECUTED, "adapter tinker://r/c: no files", Category.USER, wait_s=60.0)
+ADAPTER = Adapter("tinker://r/c", "r--c", "/adapters/r/c")
 ABORTED = Fault(FaultClass.ABORTED, "aborted after 3 tokens")
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -73,6 +76,25 @@ class FakeForwarder:
         return fault or answer(self.asked[-1])
 
 
+class FakeAdapters:
+    """Refuses to place an adapter as a script says, then has it."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault | None] = []
+        self.lost_at: list[str] = []
+
+    def ready(self, adapter: Adapter) -> bool:
+        return not self.faults
+
+    async def place(self, adapter: Adapter) -> Fault | None:
+        await asyncio.sleep(0)
+        return self.faults.pop(0)
+
+    def lost(self, adapter: Adapter, upstream: Upstream, fault: Fault) -> Fault:
+        self.lost_at.append(upstream.url)
+        return MISSING
+
+
 class Bench:
     def __init__(self, *faults: Fault | None, urls: Sequence[str] = ("http://a",), **policy: Any) -> None:
         self.clock = ManualClock()
@@ -82,8 +104,10 @@ class Bench:
         self.paused: list[str | None] = []
         self.marks: list[bool] = []
         self.pool = UpstreamPool(urls, self.forwarder, Catalogue((), ""), self.clock)  # type: ignore[arg-type] # as above
+        self.adapters = FakeAdapters()
         self.executor = Executor(
             self.pool,
+            self.adapters,  # type: ignore[arg-type] # three of its methods are asked for
             self.forwarder,  # type: ignore[arg-type] # all that is asked of it is `post`
             self.counters,
             self.clock,
@@ -103,11 +127,13 @@ class Bench:
         assert running is self.running
         self.marks.append(paused)
 
-    async def execute(self, wanted: SampleSpec | None = None, trace: str | None = None) -> tuple[State, bytes]:
+    async def execute(
+        self, wanted: SampleSpec | None = None, trace: str | None = None, target: Target = TARGET
+    ) -> tuple[State, bytes]:
         wanted = wanted or spec()
         claim = Claim(OWNER, 1, wanted.num_samples, wanted.digest)
         begun = asyncio.get_running_loop().create_future()
-        self.running = Running(session(), session().key(3), wanted, claim, TARGET, 0, begun, Holding(b""))
+        self.running = Running(session(), session().key(3), wanted, claim, target, 0, begun, Holding(b""))
         self.running.trace = trace
         ending = await self.executor.execute(self.running)
         return ending.state, ending.payload
@@ -314,3 +340,43 @@ async def test_a_reply_that_is_no_result_is_a_fault_that_names_what_was_wrong(mo
     state, payload = await bench.execute()
     assert state is State.FAILED
     assert "0 choices" in json.loads(payload)["error"]
+
+
+# -- adapters ---------------------------------------------------------------------------------------------------------
+
+ADAPTED = Target(ADAPTER.name, "sim/tiny", 4096, ADAPTER)
+
+
+async def test_a_sample_waits_until_its_adapter_is_placed_and_says_so() -> None:
+    bench = Bench()
+    bench.adapters.faults = [MISSING, BUSY, None]
+    state, _ = await bench.execute(target=ADAPTED)
+    assert state is State.READY
+    assert bench.paused == [MISSING.message, BUSY.message]
+    assert bench.marks == [True, False] * 5
+    assert [asked["model"] for asked in bench.forwarder.asked] == ["r--c"]
+    assert bench.counters.reexecutions == 0
+
+
+async def test_an_adapter_that_never_comes_fails_the_sample_in_its_own_time() -> None:
+    bench = Bench()
+    bench.adapters.faults = [MISSING] * 500
+    state, payload = await bench.execute(target=ADAPTED)
+    assert state is State.FAILED
+    assert sum(bench.slept_s) == pytest.approx(60.0)
+    assert json.loads(payload) == {
+        "error": "no upstream took it for 60 s; adapter tinker://r/c: no files",
+        "category": "user",
+    }
+    assert bench.forwarder.asked == []
+
+
+async def test_an_upstream_that_lost_an_adapter_is_no_end_for_the_sample() -> None:
+    """It was restarted: the adapter is placed again."""
+    refused = Fault(FaultClass.REFUSED, "upstream answered 404: no such model", Category.USER, model_missing=True)
+    bench = Bench(refused)
+    assert (await bench.execute(target=ADAPTED))[0] is State.READY
+    assert bench.adapters.lost_at == ["http://a"]
+    bench = Bench(refused)
+    assert (await bench.execute())[0] is State.FAILED
+    assert bench.adapters.lost_at == []

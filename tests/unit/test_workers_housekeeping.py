@@ -74,6 +74,7 @@ class Bench(WorkerBench):
             sessions=self.sessions,
             pool=self.pool,  # type: ignore[arg-type] # only its duties are asked for
             registry=self.registry,
+            adapters=None,  # type: ignore[arg-type] # no duty asks for them
             clocks=DeliveryClocks(self.store, self.settings, self.counters, self.settlements, self.clock),
             settlements=self.settlements,
             counters=self.counters,

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from shared.config import ModelName
-from shared.core.errors import NotFound
+from shared.core.adapters import Adapter
+from shared.core.errors import NotFound, Overloaded
 from shared.core.model import ModelRef
-from workers.models import Catalogue, Served, Target, adapter_name, decode_listing
+from workers.models import Catalogue, Served, Target, decode_listing
 
 BASE = Served("org/base", None, 4096)
 ADAPTER = Served("run-1", "org/base", None)
@@ -41,7 +42,8 @@ def test_an_offered_name_hides_the_upstreams() -> None:
 
 def test_an_adapter_takes_its_context_from_its_base() -> None:
     path = "tinker://run-1/sampler_weights/000100"
-    assert catalogue(BASE, ADAPTER).resolve(ModelRef(model_path=path)) == Target("run-1", "org/base", 4096)
+    target = catalogue(BASE, ADAPTER).resolve(ModelRef(model_path=path))
+    assert target == Target("run-1", "org/base", 4096, Adapter(path, "run-1", None))
 
 
 def test_an_unknown_path_is_named() -> None:
@@ -49,19 +51,21 @@ def test_an_unknown_path_is_named() -> None:
         catalogue(BASE).resolve(ModelRef(model_path="tinker://nope/sampler_weights/1"))
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("tinker://r/sampler_weights/c", "r--c"),
-        ("tinker://r/c", "r--c"),
-        ("tinker://r", None),
-        ("tinker://r/weights/c", None),
-        ("http://r/c", None),
-        ("tinker://r/sampler_weights/c/d", None),
-    ],
-)
-def test_adapter_names(path: str, name: str | None) -> None:
-    assert adapter_name(path, "{run_id}--{checkpoint}") == name
+def test_what_is_no_path_of_sampler_weights_is_named() -> None:
+    with pytest.raises(NotFound, match="tinker://r/weights/c"):
+        catalogue(BASE).resolve(ModelRef(model_path="tinker://r/weights/c"))
+
+
+def test_an_adapter_that_nobody_serves_yet_is_assumed_to_fit_the_smallest_base() -> None:
+    made = catalogue(Served("large", None, 8192), Served("small", None, 1024), Served("odd", None, None))
+    adapter = made.adapter("tinker://run-9/c")
+    assert made.awaited(adapter) == Target("run-9", "small", 1024, adapter)
+
+
+def test_before_any_upstream_has_told_nothing_is_assumed() -> None:
+    made = catalogue()
+    with pytest.raises(Overloaded):
+        made.awaited(made.adapter("tinker://run-9/c"))
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"data":[{}]}', b"<html>", b"\xff"])

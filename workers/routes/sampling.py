@@ -28,7 +28,7 @@ async def asample(deps: Deps, request: Request) -> Reply:
     call = tinker.decode_sample(request.body)
     session = _session_of(deps, call, request.caller)
     seq_id = call.seq_id if call.seq_id is not None else 0
-    target = await deps.pool.resolve(session.model)
+    target = await deps.adapters.target(session.model)
     # Refuses now what the upstream would refuse later: a prompt that leaves no room, an unknown context length.
     max_tokens = vllm.room(call.spec, target.context_tokens)
     refusal = refuse_request(call.spec.num_samples, max_tokens, request.caller.limits.max_request_tokens)
@@ -58,7 +58,7 @@ async def create_sampling_session(deps: Deps, request: Request) -> Reply:
     if not ids.owns_session(call.session_id, request.caller.secret):
         raise NotFound("there is no such session")
     model = ModelRef(call.base_model, call.model_path)
-    await deps.pool.resolve(model)
+    await deps.adapters.bind(model)
     await deps.sessions.require_alive(call.session_id)
     number = call.sampling_session_seq_id
     ordinal = str(number).encode() if number is not None else deps.random_bytes(ids.RANDOM_BYTES)
@@ -79,5 +79,5 @@ async def join_sampling_session(deps: Deps, request: Request) -> Reply:
 async def sampler(deps: Deps, request: Request) -> Reply:
     """What a sampling session samples from; SDKs before 0.38 ask this for the tokenizer's name."""
     session = deps.sessions.get(request.path["sampling_session_id"], request.caller)
-    target = await deps.pool.resolve(session.model)
+    target = await deps.adapters.bind(session.model)
     return responses.ok(tinker.sampler(session.sampling_session_id, target.base_model, session.model.model_path))

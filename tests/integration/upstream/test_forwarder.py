@@ -21,8 +21,11 @@ from shared.core.lifecycle import State
 from shared.core.record import Claim
 from shared.counters import Counters
 from shared.histogram import count
+from shared.store.memory import MemoryServer, MemoryStore
 from tests.worker_bench import OWNER, TARGET, session, spec, until
 from workers import upstreams
+from workers.adapter_loading import AdapterLoader
+from workers.adapters import Adapters
 from workers.connector import make_client, make_probe_session
 from workers.execution import Executor
 from workers.forwarder import Forwarder
@@ -67,7 +70,13 @@ class Line:
         return outcome
 
     async def execute(self, seq_id: int) -> State:
-        executor = Executor(self.pool, self.forwarder, self.counters, self.clock, retry.Policy(), random.random)
+        store = MemoryStore(MemoryServer(ManualClock(), random.Random(7)))
+        adapters = Adapters(
+            self.pool, AdapterLoader(self.pool, self.forwarder, store, OWNER, 60.0), self.clock, wait_s=60.0
+        )
+        executor = Executor(
+            self.pool, adapters, self.forwarder, self.counters, self.clock, retry.Policy(), random.random
+        )
         wanted = spec()
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         claim = Claim(OWNER, 1, 1, wanted.digest)
