@@ -20,6 +20,7 @@ from gateway.logprobs_watch import watch_logprobs
 from gateway.machine import check_libraries, check_source_ips, memory_bytes, raise_fd_limit
 from gateway.run_dir import open_run_dir
 from gateway.supervisor import Means, Supervisor, new_instance
+from shared.core.adapters import follows_newest
 from shared.core.errors import StartError
 from shared.log import configure_logging
 
@@ -70,6 +71,11 @@ async def serve(settings: Settings, reread: Callable[[], Settings], parts: Parts
     raise_fd_limit()
     check_source_ips(settings.source_ips)
     check_tls(settings)
+    if follows_newest(settings.lora_name_template):
+        log.info(
+            "all checkpoints of a run are sampled under one name, so older samplers follow the newest weights",
+            extra={"lora_name": settings.lora_name_template},
+        )
     async with AsyncExitStack() as stack:
         means = await _open(stack, settings, reread, parts)
         return await Supervisor(settings, means).run()

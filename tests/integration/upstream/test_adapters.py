@@ -25,12 +25,13 @@ from tests.worker_bench import AWAY, session, spec, until
 from workers import adapter_loading, adapters
 from workers.adapter_loading import AdapterLoader, lock_name
 from workers.adapters import Adapters
-from workers.connector import make_probe_session, make_session
+from workers.connector import make_client, make_probe_session
 from workers.execution import Executor
 from workers.forwarder import Forwarder
 from workers.models import Catalogue
 from workers.pool import UpstreamPool
 from workers.running import Running
+from workers.tenants import Holding
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,9 +51,10 @@ class Worker:
         settings = Settings(upstreams=tuple(urls))
         self.owner = f"worker-{number:09}"
         self.store = MemoryStore(server)
-        self.http = make_session(settings, None), make_probe_session(settings, None)
+        self.client = make_client(settings, None)
+        self.questions = make_probe_session(settings, None)
         clock = SystemClock()
-        forwarder = Forwarder(self.http[0], clock, self.http[1])
+        forwarder = Forwarder(self.client, self.questions, clock)
         template = "/adapters/{run_id}/{checkpoint}" if lora_path == "" else lora_path
         self.pool = UpstreamPool(urls, forwarder, Catalogue((), NAME, template), clock)
         loader = AdapterLoader(self.pool, forwarder, self.store, self.owner, wait_s=60.0)
@@ -68,14 +70,14 @@ class Worker:
         begun = asyncio.get_running_loop().create_future()
         target = await self.adapters.target(MODEL)
         claim = Claim(self.owner, 1, 1, wanted.digest)
-        self.running = Running(session(), session().key(seq_id), wanted, claim, target, 0, begun)
+        self.running = Running(session(), session().key(seq_id), wanted, claim, target, 0, begun, Holding(b""))
         return await self.executor.execute(self.running)
 
     async def close(self) -> None:
         await self.adapters.close()
         await self.pool.close()
-        for http in self.http:
-            await http.close()
+        self.client.close()
+        await self.questions.close()
 
 
 class Bench:
