@@ -172,10 +172,11 @@ def _mark_nothing(running: Running, paused: bool) -> None:
     pass
 
 
-def _log_fault(running: Running, upstream: Upstream, fault: Fault, attempt: int) -> None:
+def _log_fault(running: Running, upstream: Upstream | None, fault: Fault, attempt: int) -> None:
     """Without the upstream's words: they may quote the prompt."""
     if log.isEnabledFor(logging.DEBUG):
-        fields = {"request_id": running.request_id, "attempt": attempt, "upstream": upstream.url}
+        asked = upstream.url if upstream is not None else None
+        fields = {"request_id": running.request_id, "attempt": attempt, "upstream": asked}
         log.debug("attempt failed", extra={**fields, "class": fault.kind.value})
 
 
