@@ -69,6 +69,8 @@ async def hold_and_release(options: argparse.Namespace) -> int:
             "client_processes": options.client_processes,
             "session_poll": options.session_poll,
             "vllm_mode": "instant",
+            # Nothing ends while all is held: bench gives a run up after ten generations and three minutes of that.
+            "gen_seconds": options.deadline / 10,
             "seed": 1,
         },
     )
