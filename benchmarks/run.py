@@ -1,10 +1,13 @@
 """What the gateway costs: parts of a sample beside a baseline each, and whole samples beside their targets.
 
     python benchmarks/run.py [--only micro|macro|NAME ...] [--quick] [--rounds N] [--out results.json]
+    python benchmarks/run.py --show results.json
 
 Costs are CPU seconds, not wall time: other processes on the machine then matter least. In the micro part the ways of
 doing a thing take turns, and a ratio is the median of the rounds' own ratios. The macro part runs `gateway bench`,
 which compares every token of every sample; a row that is run several times tells the least and the median.
+
+`--out` adds to a file that is there: parts are replaced, rows of the macro part get further rounds.
 
 Exit code 1 when a result is wrong. `--quick` is a look at whether everything works: its figures say nothing.
 """
@@ -15,6 +18,7 @@ import argparse
 import gc
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +28,8 @@ import uvloop
 from benchmarks.macro import bench_runs
 from benchmarks.macro.rows import ROWS, TARGETS
 from benchmarks.micro import forward, serving, store, wire
-from benchmarks.tables import as_document, figures_table
-from benchmarks.turns import Findings, Plan, WrongResult
+from benchmarks.tables import figures_table
+from benchmarks.turns import Figure, Findings, Plan, WrongResult
 from gateway.bench import procfs
 
 if TYPE_CHECKING:
@@ -47,19 +51,51 @@ GC_EVERY_OBJECTS = 50_000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    document: dict[str, Any] = {"machine": msgspec.to_builtins(procfs.machine()), "quick": options.quick}
-    say(f"{document['machine']}")
+    if options.show is not None:
+        show(json.loads(options.show.read_text()))
+        return 0
+    document = begun(options)
     try:
-        if names := chosen(options.only, "micro", MICRO):
-            document["micro"] = run_micro(names, options)
-        if names := chosen(options.only, "macro", MACRO):
-            document["macro"] = run_macro(names, options)
+        run_all(options, document)
     except WrongResult as error:
         say(f"WRONG: {error}")
         return 1
-    if options.out is not None:
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    finally:
+        if options.out is not None:
+            options.out.write_text(json.dumps(document, indent=1) + "\n")
     return 0
+
+
+def begun(options: argparse.Namespace) -> dict[str, Any]:
+    """What `--out` holds already, or a new document."""
+    fresh = {"machine": msgspec.to_builtins(procfs.machine()), "quick": options.quick, "micro": {}, "macro": {}}
+    if options.out is None or not options.out.exists():
+        return fresh
+    kept: dict[str, Any] = json.loads(options.out.read_text())
+    return fresh | {part: kept[part] for part in ("micro", "macro")}
+
+
+def run_all(options: argparse.Namespace, document: dict[str, Any]) -> None:
+    """Into `document`, so that what was measured before a wrong result is kept."""
+    for name in chosen(options.only, "micro", MICRO):
+        document["micro"][name] = run_micro(name, options)
+    names = chosen(options.only, "macro", MACRO)
+    rounds = options.rounds or (1 if options.quick else MACRO_ROUNDS)
+    for name, report in bench_runs.run_rows([MACRO[name] for name in names], rounds, quick=options.quick, say=say):
+        document["macro"].setdefault(name, []).append(report)
+    show(document)
+
+
+def show(document: dict[str, Any]) -> None:
+    say(f"\n{document['machine']}" + "; a quick run, whose figures say nothing" * document["quick"])
+    for name, found in document["micro"].items():
+        say(f"\n{name}\n")
+        say(figures_table([Figure(**figure) for figure in found["figures"]]))
+        for note in found["notes"]:
+            say(note)
+    if document["macro"]:
+        say("\n" + bench_runs.targets_table(TARGETS, document["macro"]))
+        say("\n" + bench_runs.details_table(document["macro"]))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -71,6 +107,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--rounds", type=int, help=f"default: {MICRO_ROUNDS} of the micro part, {MACRO_ROUNDS} of the macro part"
     )
     parser.add_argument("--out", type=Path, help="write everything here too, as JSON")
+    parser.add_argument("--show", type=Path, help="run nothing; the tables of what was written with --out")
     return parser.parse_args(arguments)
 
 
@@ -81,26 +118,13 @@ def chosen(only: Sequence[str] | None, part: str, names: Sequence[str] | dict[st
     return [name for name in names if name in only]
 
 
-def run_micro(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+def run_micro(name: str, options: argparse.Namespace) -> dict[str, Any]:
     plan = Plan(options.rounds or (QUICK_ROUNDS if options.quick else MICRO_ROUNDS), options.quick)
     gc.freeze()
     gc.set_threshold(GC_EVERY_OBJECTS, 20, 50)
-    findings: dict[str, Findings] = {}
-    for name in names:
-        say(f"\n{name}: {plan.rounds} rounds")
-        findings[name] = uvloop.run(MICRO[name](plan))
-        say(figures_table(findings[name].figures))
-        for note in findings[name].notes:
-            say(note)
-    return as_document(findings)
-
-
-def run_macro(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    rounds = options.rounds or (1 if options.quick else MACRO_ROUNDS)
-    reports = bench_runs.run_rows([MACRO[name] for name in names], rounds, quick=options.quick, say=say)
-    say("\n" + bench_runs.targets_table(TARGETS, reports))
-    say("\n" + bench_runs.details_table(reports))
-    return reports
+    found = uvloop.run(MICRO[name](plan))
+    say(f"{name}: {len(found.figures)} figures of {plan.rounds} rounds")
+    return asdict(found)
 
 
 def say(line: str) -> None:

@@ -1,14 +1,13 @@
-"""Findings for people (Markdown, which reads as plain text too) and for programs (JSON)."""
+"""Findings for people: Markdown, which reads as plain text too."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from benchmarks.turns import Figure, Findings
+    from benchmarks.turns import Figure
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -42,10 +41,3 @@ def shown_us(cost_us: float) -> str:
 
 def _shown_ms(cost_ms: float) -> str:
     return f"{cost_ms:.2f} ms" if cost_ms < 10 else f"{cost_ms:.1f} ms" if cost_ms < 100 else f"{cost_ms:.0f} ms"
-
-
-def as_document(findings: Mapping[str, Findings]) -> dict[str, Any]:
-    return {
-        name: {"figures": [asdict(figure) for figure in found.figures], "notes": found.notes}
-        for name, found in findings.items()
-    }

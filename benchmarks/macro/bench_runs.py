@@ -14,7 +14,7 @@ from benchmarks.tables import markdown
 from benchmarks.turns import WrongResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.macro.rows import Reports, Row, Target, Verdict
 
@@ -23,15 +23,13 @@ _TIMEOUT_S = 1_200.0
 
 def run_rows(
     rows: Sequence[Row], rounds: int, *, quick: bool, say: Callable[[str], None]
-) -> dict[str, list[dict[str, Any]]]:
-    """The reports of every row, one per round; the rows take turns. Raises `WrongResult` for a wrong one."""
-    reports: dict[str, list[dict[str, Any]]] = {row.name: [] for row in rows}
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and reports, one per row and round; the rows take turns. Raises `WrongResult` for a wrong one."""
     for number in range(rounds):
         for row in rows:
             report = run_row(row.quick() if quick else row)
-            reports[row.name].append(report)
             say(f"round {number + 1}, {row.name}: {told(report)}")
-    return reports
+            yield row.name, report
 
 
 def run_row(row: Row) -> dict[str, Any]:

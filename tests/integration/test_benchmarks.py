@@ -66,3 +66,15 @@ def test_the_script_writes_what_it_measured(tmp_path: Path, capsys: pytest.Captu
     assert document["quick"] is True
     assert {figure["contender"] for figure in document["micro"]["encode"]["figures"]} >= {"gateway"}
     assert "encode 64 tokens" in capsys.readouterr().out
+
+
+def test_what_was_measured_before_is_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.json"
+    for name in ("encode", "request", "encode"):
+        assert run.main(["--only", name, "--quick", "--rounds", "1", "--out", str(path)]) == 0
+    capsys.readouterr()
+    assert run.main(["--show", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert told.count("| encode 64 tokens ") == 3  # a line for each way
+    assert "request of 128 prompt tokens" in told
+    assert "a quick run" in told

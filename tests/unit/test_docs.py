@@ -321,7 +321,9 @@ def test_links_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_files_that_are_named_exist(name: str) -> None:
-    named = re.findall(r"\b((?:gateway|workers|shared|tests|benchmarks|deploy|scripts|requirements)/[\w/.-]+\w)", text_of(name))
+    named = re.findall(
+        r"\b((?:gateway|workers|shared|tests|benchmarks|deploy|scripts|requirements)/[\w/.-]+\w)", text_of(name)
+    )
     assert not [path for path in named if not path.endswith("lock") and not (ROOT / path).exists()]
 
 
