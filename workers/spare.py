@@ -19,7 +19,8 @@ from shared.channel import STATUS_INTERVAL_S, Warm, encode
 if TYPE_CHECKING:
     import socket
 
-_SERVING: Final = "workers.serving"
+# The store's module is chosen by the URL, which is not known yet; it is nearly always this one.
+_IMPORTED_AHEAD: Final = ("shared.store.redis", "workers.serving")
 # A third of what a busy process gets. With less, the next fault on a busy machine comes before the spare is warm.
 _NICENESS: Final = 5
 # How soon it is noticed that all is imported; a look costs microseconds.
@@ -32,16 +33,21 @@ def warm_up(channel_socket: socket.socket) -> None:
     importer.start()
     while not _readable(channel_socket, _LOOK_EVERY_S):
         if not importer.is_alive():
-            importlib.import_module(_SERVING)  # what broke in the thread breaks here, and ends the process
+            _import_all()  # what broke in the thread breaks here, and ends the process
             _say_warm_until_called(channel_socket)
             return
 
 
 def _import_at_leisure() -> None:
     os.nice(_NICENESS)
-    importlib.import_module(_SERVING)
+    _import_all()
     # None of it is garbage, ever: a worker that starts is spared the look through it (worker.py).
     gc.freeze()
+
+
+def _import_all() -> None:
+    for name in _IMPORTED_AHEAD:
+        importlib.import_module(name)
 
 
 def _say_warm_until_called(channel_socket: socket.socket) -> None:

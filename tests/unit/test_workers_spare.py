@@ -50,7 +50,7 @@ def test_hears_that_its_supervisor_is_gone(ends: Ends) -> None:
 
 
 def test_what_cannot_be_imported_is_no_spare(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare, "_SERVING", "workers.no_such_module")
+    monkeypatch.setattr(spare, "_IMPORTED_AHEAD", ("workers.no_such_module",))
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with pytest.raises(ImportError, match="no_such_module"):
         spare.warm_up(ends[1])

@@ -70,10 +70,12 @@ class Dialler:
         make_socket: SocketFactory,
         family: socket.AddressFamily,
         timeout_s: float,
-        tls: ssl.SSLContext,
+        tls: Callable[[], ssl.SSLContext],
         resolve: Resolve | None = None,
     ) -> None:
-        """`family`: of the addresses that can be reached. `resolve` stands in for the system's name service."""
+        """`family`: of the addresses that can be reached. `tls` is asked at each connection that needs it. `resolve`
+        stands in for the system's name service.
+        """
         self._make_socket = make_socket
         self._family = family
         self._timeout_s = timeout_s
@@ -122,7 +124,7 @@ class Dialler:
             _, connection = await self._loop.create_connection(
                 made,
                 sock=opened,
-                ssl=self._tls if origin.tls else None,
+                ssl=self._tls() if origin.tls else None,
                 server_hostname=origin.host if origin.tls else None,
             )
         except BaseException:
