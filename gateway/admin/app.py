@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -13,46 +12,26 @@ from starlette.applications import Starlette
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from gateway.admin.guard import Guard
 from gateway.admin.metrics import exposition
+from gateway.admin.openapi import document
 from gateway.admin.page import page
 from gateway.admin.replies import json_response
 from gateway.admin.report import readiness, status
 from gateway.admin.upstreams import UpstreamsEndpoint
 from shared.core.errors import ConfigError
+from workers.http.edge import Edge
+from workers.http.limits import HttpLimits
+from workers.http.protocol import protocol_class
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Generator
 
     from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
     from gateway.admin.view import Controls
-
-
-class AdminKey:
-    """Lets a request through that carries the key, as `X-Admin-Key` or as a bearer token.
-
-    The probes of an orchestrator cannot carry one and learn nothing but "yes" or "no": /livez and /readyz are open.
-    """
-
-    _OPEN = ("/livez", "/readyz")
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app = app
-        self._key = key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._OPEN and not self._carries_key(scope):
-            refusal = json_response({"detail": "the admin key is needed, as X-Admin-Key"}, HTTPStatus.UNAUTHORIZED)
-            await refusal(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _carries_key(self, scope: Scope) -> bool:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = headers.get(b"x-admin-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-        return hmac.compare_digest(given, self._key)
 
 
 class Endpoints:
@@ -75,6 +54,9 @@ class Endpoints:
     async def page(self, request: Request) -> Response:
         return HTMLResponse(page(status(self._controls.view())))
 
+    async def openapi(self, request: Request) -> Response:
+        return json_response(document(self._controls.view().version))
+
     async def restart(self, request: Request) -> Response:
         slot = request.path_params["slot"]
         if not self._controls.restart_slot(slot):
@@ -89,7 +71,7 @@ class Endpoints:
         return json_response({"reloading": True}, HTTPStatus.ACCEPTED)
 
 
-def admin_app(controls: Controls, key: str | None) -> ASGIApp:
+def admin_app(controls: Controls, key: str | None) -> Guard:
     endpoints, upstreams = Endpoints(controls), UpstreamsEndpoint(controls)
     app = Starlette(
         routes=[
@@ -98,6 +80,7 @@ def admin_app(controls: Controls, key: str | None) -> ASGIApp:
             Route("/status", endpoints.status),
             Route("/metrics", endpoints.metrics),
             Route("/", endpoints.page),
+            Route("/openapi.json", endpoints.openapi),
             Route("/upstreams", upstreams.show, methods=["GET"]),
             Route("/upstreams", upstreams.publish, methods=["PUT"]),
             Route("/upstreams", upstreams.reset, methods=["DELETE"]),
@@ -105,7 +88,7 @@ def admin_app(controls: Controls, key: str | None) -> ASGIApp:
             Route("/reload", endpoints.reload, methods=["POST"]),
         ]
     )
-    return app if key is None else AdminKey(app, key)
+    return Guard(app, key)
 
 
 class AdminServer(uvicorn.Server):
@@ -126,6 +109,8 @@ class AdminServer(uvicorn.Server):
 def admin_server(app: ASGIApp) -> AdminServer:
     config = uvicorn.Config(
         app,
+        # The bounds and deadlines of the public address: heads, bodies that trickle, readers that do not read.
+        http=protocol_class(Edge(HttpLimits())),
         loop="none",
         lifespan="off",
         ws="none",

@@ -203,7 +203,7 @@ def test_admin_paths_are_documented_and_none_is_invented() -> None:
         pass
 
     served = admin_app(NoControls(), None)  # type: ignore[arg-type] # nothing is asked of it
-    paths = {re.sub(r":\w+}", "}", route.path) for route in served.routes}  # type: ignore[attr-defined]
+    paths = {re.sub(r":\w+}", "}", route.path) for route in served.app.routes}  # type: ignore[attr-defined]
     addresses = section(INTERFACE, "## Addresses")
     assert paths == set(re.findall(r"^\| `(?:GET|POST|PUT) (/[^`]*)`", addresses, re.MULTILINE))
 
