@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
 
 from shared.core.model import SampleKey
 from shared.core.upstream_list import PUBLISHED
+
+_SEQ: Final = re.compile(r"[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ def parse(message: bytes) -> Cancel | Finish | Upstreams | None:
     except UnicodeDecodeError:
         return None
     match verb, words:
-        case "cancel", [session_key, seq_id] if seq_id.isdecimal():
+        case "cancel", [session_key, seq_id] if _SEQ.fullmatch(seq_id):
             return Cancel(SampleKey(session_key, int(seq_id)))
         case "finish", [session_id]:
             return Finish(session_id)

@@ -64,7 +64,7 @@ def decode_listing(body: bytes) -> list[Served]:
     """The models in a `/v1/models` reply. Raises `ValueError` when it is none."""
     try:
         cards = _decoder.decode(body).data
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a /v1/models reply: {error}") from error
     return [Served(card.id, card.parent, card.max_model_len) for card in cards]
 

@@ -84,7 +84,8 @@ def unpack_header(data: bytes | memoryview) -> Header:
         claim = Claim(owner.decode(), attempt, n, digest)
         return Header(State(state.decode()), claim, clock in _STARTED, clock == PAUSED)
     except (struct.error, ValueError) as error:
-        raise BadRecord(f"not a sample record: {bytes(data[:HEADER_BYTES])!r}") from error
+        # Not repeated: what is no header may be a prompt's or a result's bytes.
+        raise BadRecord(f"not a sample record: {len(data)} bytes") from error
 
 
 def unpack(data: bytes) -> Record:

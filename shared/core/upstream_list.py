@@ -27,7 +27,10 @@ def pack(published: UpstreamList) -> bytes:
 def unpack(data: bytes) -> UpstreamList:
     """Raises `ValueError` for what is no list."""
     version, _, text = data.partition(b" ")
-    urls = json.loads(text)
+    try:
+        urls = json.loads(text)
+    except RecursionError:
+        raise ValueError("a list of upstreams is flat") from None
     if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
         raise ValueError("a list of upstreams is a list of URLs")
     return UpstreamList(int(version), tuple(urls))

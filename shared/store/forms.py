@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from shared.core import upstream_list
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 SEQ_BITS: Final = 32
 _OLDEST_REDIS: Final = (7, 0)
+_NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _FINISHED: Final = "F"
 _FAILED: Final = "X"
 _DELIVERABLE: Final = (State.READY, State.RETRIEVED)
@@ -51,13 +53,16 @@ def log_entry(key: SampleKey, state: State, size_bytes: int) -> str:
 
 
 def log_page(reply: Any, cursor: int) -> LogPage:
-    """What `scripts.READ_LOG` found after `cursor`."""
+    """What `scripts.READ_LOG` found after `cursor`. Raises `StoreRefused` for what no gateway wrote."""
     if not reply:
         return LogPage([], 0)
     known, flat = reply
     if not flat:
         return LogPage([], cursor if known == b"1" else 0)
-    return LogPage([_parse_entry(entry) for entry in flat[1::2]], _cursor(flat[-2]))
+    try:
+        return LogPage([_parse_entry(entry) for entry in flat[1::2]], _cursor(flat[-2]))
+    except ValueError as error:
+        raise StoreRefused("not a completion log") from error
 
 
 def _parse_entry(data: bytes) -> LogEntry:
@@ -88,12 +93,18 @@ def store_info(info: dict[str, str]) -> StoreInfo:
     return StoreInfo(
         mode=info.get("server_mode", info.get("redis_mode", "standalone")),
         version=f"{product} {info.get('valkey_version', info.get('redis_version', '?'))}",
-        used_bytes=int(info.get("used_memory", 0)),
-        max_bytes=int(info.get("maxmemory", 0)),
+        used_bytes=_number(info, "used_memory"),
+        max_bytes=_number(info, "maxmemory"),
         policy=info.get("maxmemory_policy", ""),
-        received_bytes=int(info.get("total_net_input_bytes", 0)),
-        sent_bytes=int(info.get("total_net_output_bytes", 0)),
+        received_bytes=_number(info, "total_net_input_bytes"),
+        sent_bytes=_number(info, "total_net_output_bytes"),
     )
+
+
+def _number(info: dict[str, str], name: str) -> int:
+    """A line of INFO; 0 where a server does not tell it."""
+    text = info.get(name, "")
+    return int(text) if _NUMBER.fullmatch(text) else 0
 
 
 def check_version(info: dict[str, str], shown: str) -> None:
@@ -105,4 +116,4 @@ def check_version(info: dict[str, str], shown: str) -> None:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
+    return tuple(int(part) for part in text.split(".")[:2] if _NUMBER.fullmatch(part))

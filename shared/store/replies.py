@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from shared.store.base import StoreError, StoreFull, StoreRefused, StoreUnavailable
 
 NO_SCRIPT: Final = "NOSCRIPT"
 READ_ONLY: Final = "READONLY"
-_REDIRECTS: Final = ("MOVED ", "ASK ")
+_REDIRECT: Final = re.compile(r"(MOVED|ASK) [0-9]+ [^ ]*:[0-9]{1,5}(?: |$)")
 _FULL: Final = ("OOM",)
 # The server is there, and cannot at the moment: it starts, is a replica, fails over, cannot save, has no room.
 _NOT_NOW: Final = (
@@ -39,7 +40,7 @@ class Redirected(StoreRefused):
 def error_of(reply: Exception) -> StoreError:
     """The error behind a `hiredis.ReplyError`; a command that was refused was not executed."""
     text = str(reply)
-    if text.startswith(_REDIRECTS):
+    if _REDIRECT.match(text):
         return Redirected(text)
     if text.startswith(_FULL):
         return StoreFull("Redis is full (maxmemory)")

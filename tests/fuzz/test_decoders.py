@@ -1,0 +1,219 @@
+"""Every decoder, on damaged real bytes: a value, or the one error that its docstring names. Nothing else is raised."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import hiredis
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.admin.upstreams import read_list
+from shared.core import ids
+from shared.core.errors import BadRequest
+from shared.core.faults import Fault
+from shared.core.lifecycle import State
+from shared.core.model import SampleKey, SampleSpec, SamplingParams
+from shared.core.record import BadRecord, Claim, pack, unpack
+from shared.store import forms
+from shared.store.base import StoreError, StoreRefused
+from shared.store.connection import Connection
+from shared.store.replies import error_of
+from shared.wire import document, proto, tinker
+from shared.wire.tinker_sample import SampleCall, decode_sample
+from shared.wire.vllm import Decoded, UpstreamCall, combine, decode_reply
+from tests.fuzz.damage import damaged
+from tests.vllm_recordings import NAMES, recording
+from workers import control
+from workers.models import decode_listing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Looking as often as the profile says; a slow machine is no failure.
+fuzz = settings(deadline=None)
+
+RECORDED: Final = [recording(name) for name in NAMES if recording(name).asked.get("prompt")]
+SAMPLE: Final = json.dumps(
+    {
+        "num_samples": 2,
+        "prompt": {"chunks": [{"tokens": [1, 2, 3], "type": "encoded_text"}]},
+        "sampling_params": {"max_tokens": 3, "stop": ["\n"], "temperature": 0.7, "top_k": -1, "top_p": 1.0},
+        "sampling_session_id": "ss",
+        "seq_id": 0,
+        "prompt_logprobs": True,
+        "topk_prompt_logprobs": 2,
+        "type": "sample",
+    }
+).encode()
+CLAIM: Final = Claim("worker-000000001", 1, 1, bytes(16))
+KEY: Final = SampleKey("K", 2**63 - 1)
+
+
+def allowed(call: Callable[[], Any], *errors: type[Exception]) -> Any:
+    """What `call` returns; None for an error that it may raise, which must say something."""
+    try:
+        return call()
+    except errors as error:
+        assert str(error)
+        return None
+
+
+@fuzz
+@given(damaged(*(one.body for one in RECORDED)), st.sampled_from(RECORDED), st.sampled_from(sorted(document.LOADERS)))
+def test_replies_of_vllm(body: bytes, asked: Any, loader: str) -> None:
+    """D3, D4, D13, D14"""
+    found = decode_reply(asked.call, asked.spec, body, document.LOADERS[loader])
+    assert isinstance(found, (Decoded, Fault))
+
+
+def _encoded_result() -> bytes:
+    call, spec = UpstreamCall(b"", 1, False), SampleSpec(b"10", 1, 1, SamplingParams(max_tokens=2))
+    choice = {
+        "index": 0,
+        "logprobs": {"token_logprobs": [-0.5, -1.5], "tokens": [], "top_logprobs": []},
+        "finish_reason": "length",
+        "token_ids": [5, 6],
+    }
+    found = decode_reply(call, spec, json.dumps({"choices": [choice], "usage": {}}).encode())
+    assert isinstance(found, Decoded)
+    return proto.encode_sample_response(combine(spec, [found]))
+
+
+@fuzz
+@given(damaged(_encoded_result()))
+def test_stored_results(data: bytes) -> None:
+    allowed(lambda: proto.decode_sample_response(data), ValueError)
+    text = allowed(lambda: proto.sample_response_json(data), ValueError)
+    assert text is None or isinstance(json.loads(text), dict)
+
+
+@fuzz
+@given(damaged(SAMPLE))
+def test_samples(body: bytes) -> None:
+    """A13, D2"""
+    call = allowed(lambda: decode_sample(body), BadRequest)
+    assert call is None or isinstance(call, SampleCall)
+
+
+POLL: Final = (
+    b'{"target":{"type":"sampling_session","sampling_session_id":"s","cloned_sampler_id":0},"prev_cursor":4294967297,'
+    b'"timeout":30.5,"retrieved_request_ids":["s:1","s:2"]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("decode", "body"),
+    [
+        (tinker.decode_create_session, b'{"tags":["a"],"user_metadata":{"b":1},"sdk_version":"0.38.0"}'),
+        (tinker.decode_heartbeat, b'{"session_id":"s","type":"session_heartbeat"}'),
+        (tinker.decode_finish, b'{"reason":{"type":"success"},"detail":null}'),
+        (tinker.decode_create_sampling_session, b'{"session_id":"s","sampling_session_seq_id":0,"base_model":"m"}'),
+        (tinker.decode_join, b'{"sampling_session_id":"s"}'),
+        (tinker.decode_retrieve_future, b'{"request_id":"s:1","allow_metadata_only":true}'),
+        (tinker.decode_retrieve_futures, POLL),
+        (tinker.decode_cancel_future, b'{"request_id":"s:1"}'),
+        (tinker.decode_client_config, b'{"sdk_version":"0.38.0"}'),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_other_requests(decode: Callable[[bytes], Any], body: bytes) -> None:
+    """A13, D2"""
+
+    @fuzz
+    @given(damaged(body))
+    def look(data: bytes) -> None:
+        allowed(lambda: decode(data), BadRequest)
+
+    look()
+
+
+SESSION: Final = ids.new_session_id(bytes(16), b"secret")
+
+
+@fuzz
+@given(damaged(SESSION.encode(), f"{SESSION}:7".encode(), b"gwss-x.y.bz:1").map(lambda data: data.decode("latin-1")))
+def test_ids(text: str) -> None:
+    """A7"""
+    ids.split_request_id(text)
+    ids.parse_sampling_session(text, b"secret")
+    assert ids.owns_session(text, b"secret") is (text == SESSION)
+
+
+@fuzz
+@given(damaged(pack(State.READY, CLAIM, b"payload")))
+def test_records(data: bytes) -> None:
+    allowed(lambda: unpack(data), BadRecord)
+    allowed(lambda: forms.header_of(data), StoreRefused)
+
+
+@fuzz
+@given(
+    damaged(forms.log_entry(KEY, State.READY, 10).encode()),
+    damaged(b"1-1", b"4294967295-9"),
+    st.sampled_from([b"0", b"1"]),
+)
+def test_completion_logs(entry: bytes, stream_id: bytes, known: bytes) -> None:
+    allowed(lambda: forms.log_page([known, [stream_id, entry]], 0), StoreRefused)
+
+
+@fuzz
+@given(damaged(control.cancel_message(KEY), control.finish_message("s"), b"upstreams"))
+def test_messages_between_workers(data: bytes) -> None:
+    control.parse(data)
+
+
+@fuzz
+@given(damaged(b'["http://10.0.0.5:8000"]', b'{"upstreams":[]}'))
+def test_lists_of_upstreams(data: bytes) -> None:
+    allowed(lambda: read_list(data), ValueError)
+    allowed(lambda: forms.upstreams(data), StoreRefused)
+
+
+@fuzz
+@given(damaged(b'{"data":[{"id":"m","max_model_len":64},{"id":"r","parent":"m"}]}'))
+def test_lists_of_models(data: bytes) -> None:
+    allowed(lambda: decode_listing(data), ValueError)
+
+
+@fuzz
+@given(damaged(b"# Server\r\nredis_version:7.4.1\r\nused_memory:10\r\nmaxmemory:0\r\n"))
+def test_what_redis_tells_of_itself(data: bytes) -> None:
+    allowed(lambda: forms.store_info(forms.parse_info(data)), StoreRefused)
+    allowed(lambda: forms.check_version(forms.parse_info(data), "here"), StoreRefused)
+
+
+@fuzz
+@given(
+    damaged(b"MOVED 3999 127.0.0.1:6381", b"ASK 3999 h:1", b"OOM command not allowed").map(
+        lambda data: data.decode("latin-1")
+    )
+)
+def test_refusals_of_redis(text: str) -> None:
+    assert isinstance(error_of(hiredis.ReplyError(text)), StoreError)
+
+
+LINES: Final = (
+    b"+OK\r\n:1\r\n$3\r\nabc\r\n*2\r\n$1\r\na\r\n$-1\r\n>3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n-ERR no\r\n_\r\n"
+)
+
+
+@fuzz
+@given(damaged(LINES), st.integers(1, 40))
+def test_lines_of_redis(data: bytes, piece_bytes: int) -> None:
+    """C1: whatever comes, each command has at most one reply, and an end."""
+
+    async def talk() -> None:
+        connection = Connection(on_push=lambda _: None)
+        asked = [connection.ask("GET", "a") for _ in range(5)]
+        for start in range(0, len(data), piece_bytes):
+            connection.data_received(data[start : start + piece_bytes])
+        connection.connection_lost(None)
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        unexpected = [reply for reply in replies if isinstance(reply, Exception)]
+        assert all(isinstance(error, (StoreError, hiredis.ReplyError)) for error in unexpected), unexpected
+
+    asyncio.run(talk())
