@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from shared.store.memory import MemoryServer
 
 API: Final = "/api/v1"
+# Nobody renews the lease here.
+_NO_HOUSEKEEPING_S: Final = 1e9
 KEY_A: Final = "tml-a"
 KEY_B: Final = "tml-b"
 KEYS: Final = tuple(ApiKey(key, sha256(key.encode()).hexdigest()) for key in (KEY_A, KEY_B))
@@ -107,8 +109,12 @@ class AppBench(WorkerBench):
 
     async def open(self) -> AppBench:
         await self.store.open(self, self.owner)
+        await self.renew_lease()
         await self.pool.learn_models()
         return self
+
+    async def renew_lease(self) -> None:
+        await self.store.renew_lease(self.owner, ttl_s=_NO_HOUSEKEEPING_S)
 
     async def _sleep(self, delay_s: float) -> None:
         self.clock.advance(delay_s)

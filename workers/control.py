@@ -31,6 +31,11 @@ class Upstreams:
     """A list of upstreams was published: read it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The store has lost what it kept: tell it again what you know, if it has forgotten you as well."""
+
+
 def cancel_message(key: SampleKey) -> bytes:
     return f"cancel {key.session_key} {key.seq_id}".encode()
 
@@ -39,7 +44,11 @@ def finish_message(session_id: str) -> bytes:
     return f"finish {session_id}".encode()
 
 
-def parse(message: bytes) -> Cancel | Finish | Upstreams | None:
+def lost_message() -> bytes:
+    return b"lost"
+
+
+def parse(message: bytes) -> Cancel | Finish | Lost | Upstreams | None:
     """None for what another version may have sent."""
     if message == PUBLISHED:
         return Upstreams()
@@ -52,4 +61,6 @@ def parse(message: bytes) -> Cancel | Finish | Upstreams | None:
             return Cancel(SampleKey(session_key, int(seq_id)))
         case "finish", [session_id]:
             return Finish(session_id)
+        case "lost", []:
+            return Lost()
     return None

@@ -77,7 +77,9 @@ class Dispatcher:
         self._waiters = waiters
         self._counters = counters
         self._clock = clock
-        self._owner = owner
+        self.owner = owner
+        # Told when a record was not there that must be.
+        self.on_loss: Callable[[], None] = lambda: None
         self._settlements = settlements
         self._settler = Settler(store, clock, settings.undelivered_ttl_s, self._hold, self._note_full)
         self._tenants = tenants
@@ -157,7 +159,7 @@ class Dispatcher:
     ) -> Running:
         held_bytes = len(spec.prompt) + _SAMPLE_OVERHEAD_BYTES
         self._admit(held_bytes, caller)
-        claim = Claim(self._owner, _FIRST_ATTEMPT, spec.num_samples, spec.digest)
+        claim = Claim(self.owner, _FIRST_ATTEMPT, spec.num_samples, spec.digest)
         begun: asyncio.Future[Header | None] = asyncio.get_running_loop().create_future()
         # Duplicates may never come to look at it.
         begun.add_done_callback(_mark_retrieved)
@@ -280,6 +282,8 @@ class Dispatcher:
             return
         self._counters.result_bytes += len(ending.payload)
         self._count_ending(ending.state)
+        if settled is Settled.RESTORED:
+            self.on_loss()
         if settled is not None:
             self._settlements.add(key, running.claim, self._clock.monotonic_s())
             self._store.announce(key.session_key, key.seq_id)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from shared.core.lifecycle import State
 from shared.store.base import SessionState, Settled, StoreError
 from shared.store.reaping import reap
+from shared.store.refill import REFILL_S
 from workers import control
 from workers.slicing import batches
 
@@ -54,6 +55,9 @@ class Housekeeping:
         self._restart_seen_s: float | None = None
         self._must_refill = False
         self._hurry = asyncio.Event()
+        self._renewed_s = float("-inf")
+        self._tended_s = float("-inf")
+        deps.dispatcher.on_loss = self.doubt
 
     def duties(self) -> list[Callable[[], Coroutine[None, None, None]]]:
         """Endless coroutines, one per duty; whoever starts them owns and cancels them."""
@@ -75,6 +79,11 @@ class Housekeeping:
     def hurry(self) -> None:
         """The store is back after a loss: tend to it now."""
         self._hurry.set()
+
+    def doubt(self) -> None:
+        """Something that must be in the store was not: look now whether the lease is, but not again and again."""
+        if self._deps.clock.monotonic_s() - self._tended_s >= RETRY_EVERY_S:
+            self._hurry.set()
 
     async def _probe(self) -> None:
         while True:
@@ -110,25 +119,44 @@ class Housekeeping:
             case control.Finish(session_id):
                 self._deps.sessions.mark_finished(session_id)
                 self._deps.dispatcher.end_session(session_id)
+            case control.Lost():
+                self.doubt()
             case control.Upstreams():
                 self._deps.registry.look()
 
     async def _renew(self) -> None:
-        held = await self._deps.store.renew_lease(self._owner, ttl_s=self._lease_s)
-        restarted_s = self._deps.store.restarted_s
-        if (self._held_lease and not held) or restarted_s != self._restart_seen_s:
+        clock, store = self._deps.clock, self._deps.store
+        self._tended_s = clock.monotonic_s()
+        held = await store.renew_lease(self._owner, ttl_s=self._lease_s)
+        lost = self._held_lease and not held
+        restarted_s = store.restarted_s
+        if lost or restarted_s != self._restart_seen_s:
             log.warning("the store may have lost data: what this worker knows is entered again")
             # Noted before it is tried: the lease is back with this turn, the samples only when all are entered.
             self._must_refill = True
             self._deps.dispatcher.expect_refill(self._lease_s)
+        elif not self._held_lease:
+            # What ran before this worker was there may be on its way into the store.
+            self._deps.dispatcher.expect_refill(await store.refill_left_s())
+        # A lease that lapsed may be this worker's own fault; one that is gone before its time is everybody's loss.
+        flushed = lost and clock.monotonic_s() - self._renewed_s < self._lease_s
+        self._renewed_s = clock.monotonic_s()
         self._held_lease = True
         self._restart_seen_s = restarted_s
+        if flushed:
+            await store.broadcast(control.lost_message())
         if self._must_refill:
-            began_s = self._deps.clock.monotonic_s()
-            await self._refill()
-            self._must_refill = False
-            # Other workers may have begun later, and have as much to tell.
-            self._deps.dispatcher.expect_refill(self._deps.clock.monotonic_s() - began_s)
+            await self._refill_and_tell(REFILL_S if flushed else 0.0)
+
+    async def _refill_and_tell(self, others_need_s: float) -> None:
+        """Others may begin later, and have as much to tell: who asks meanwhile is told to wait."""
+        began_s = self._deps.clock.monotonic_s()
+        await self._deps.store.note_refill(self._owner, window_s=self._lease_s)
+        await self._refill()
+        self._must_refill = False
+        window_s = max(self._deps.clock.monotonic_s() - began_s, others_need_s)
+        self._deps.dispatcher.expect_refill(window_s)
+        await self._deps.store.note_refill(self._owner, window_s=max(window_s, REFILL_S))
 
     async def _refill(self) -> None:
         """A store that was emptied learns what runs, so that its polls find it pending instead of gone, and what is
@@ -150,7 +178,7 @@ class Housekeeping:
         settled = await self._deps.store.settle(
             key, claim, State.ORPHANED, b"", ttl_s=self._undelivered_ttl_s, now_ms=self._deps.clock.wall_ms()
         )
-        if settled is Settled.WRITTEN:
+        if settled in (Settled.WRITTEN, Settled.RESTORED):
             self._deps.store.announce(key.session_key, key.seq_id)
 
     async def _write_signs_of_life(self) -> None:

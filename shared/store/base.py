@@ -56,6 +56,7 @@ class Settled(Enum):
     """What became of a `settle`."""
 
     WRITTEN = "written"
+    RESTORED = "restored"  # written, and there was no record: the store has lost what was begun
     REPEATED = "repeated"  # this very claim had settled it before, in the same state: a lost reply
     REFUSED = "refused"  # another terminal state, or another owner, was first; nothing changed
 
@@ -92,6 +93,14 @@ class SessionState(Enum):
 class SessionInfo:
     state: SessionState
     seen_ms: int  # wall clock of the last sign of life; 0 when unknown
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """`server_age_s`: for how long the server that keeps it has been running, in whole seconds."""
+
+    held: bool
+    server_age_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +288,18 @@ class Store(Protocol):
         this owner may not have been logged yet: that is done then, and the sample is returned, too. When the set is
         empty the instance is forgotten, and [] returned.
         """
+        ...
+
+    async def watch_lease(self, owner: str) -> LeaseView:
+        """A look at a lease, without renewing it."""
+        ...
+
+    async def note_refill(self, owner: str, *, window_s: float) -> None:
+        """`owner` tells the store again what it lost, or others may still, for `window_s` from now at most."""
+        ...
+
+    async def refill_left_s(self) -> float:
+        """How long the longest of the windows of `note_refill` still lasts; 0 when there is none."""
         ...
 
     # -- messages between workers -------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from shared.store.lines import Script
-from shared.store.scripts import APPEND, EVEN_WHEN_FULL, WRITE_ENDING
+from shared.store.scripts import APPEND, EVEN_WHEN_FULL, WRITE_ENDING, WRITTEN
 
 # KEYS record; ARGV header. The header that was first, or false.
 BEGIN_RECORD: Final = Script("""
@@ -15,9 +15,10 @@ redis.call('SET', KEYS[1], ARGV[1])
 return false
 """)
 
-# KEYS record; ARGV owner, attempt (2 bytes), record, ttl_ms. 0 written, 1 repeated, 2 refused.
-SETTLE_RECORD: Final = Script(WRITE_ENDING + "\nreturn 0\n")
-SETTLE_RECORD_WITHOUT_RESULT: Final = Script(EVEN_WHEN_FULL + WRITE_ENDING + "\nreturn 0\n")
+# KEYS record; ARGV owner, attempt (2 bytes), record, ttl_ms. 0 written, 1 repeated, 2 refused, 3 written where nothing
+# was.
+SETTLE_RECORD: Final = Script(WRITE_ENDING + WRITTEN)
+SETTLE_RECORD_WITHOUT_RESULT: Final = Script(EVEN_WHEN_FULL + WRITE_ENDING + WRITTEN)
 
 # KEYS record; ARGV owner. {state, bytes with header} of a record of this owner, or false.
 OWN_RECORD: Final = Script("""

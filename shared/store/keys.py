@@ -40,6 +40,10 @@ class Keys:
     def instances(self) -> str:
         return f"{self.prefix}:w"
 
+    @property
+    def refills(self) -> str:
+        return f"{self.prefix}:r"
+
     def inbox(self, owner: str) -> str:
         return f"{self.prefix}:i:{{{owner}}}"
 

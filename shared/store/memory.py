@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from shared.core.lifecycle import SETTLED, SETTLING, Event, State, after, allows
 from shared.core.record import Header, Record
 from shared.store.base import (
+    LeaseView,
     LogEntry,
     LogPage,
     SessionInfo,
@@ -64,6 +65,7 @@ class MemoryServer:
     logs: dict[tuple[str, int], _Log] = field(default_factory=dict)
     open_sets: defaultdict[str, set[SampleKey]] = field(default_factory=lambda: defaultdict(set))
     leases: dict[str, float] = field(default_factory=dict)
+    refills: dict[str, float] = field(default_factory=dict)
     instances: set[str] = field(default_factory=set)
     inboxes: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     sessions: dict[str, SessionInfo] = field(default_factory=dict)
@@ -77,14 +79,19 @@ class MemoryServer:
 
     def wipe(self) -> None:
         """As a server that was restarted empty."""
+        self.flush()
+        self.restarted_s = self.clock.monotonic_s()
+
+    def flush(self) -> None:
+        """As FLUSHALL on a server that goes on running."""
         for container in (self.samples, self.logs, self.open_sets, self.leases, self.inboxes, self.sessions):
             container.clear()
+        self.refills.clear()
         self.sessions_of.clear()
         self.instances.clear()
         self.clones.clear()
         self.locks.clear()
         self.upstreams = None
-        self.restarted_s = self.clock.monotonic_s()
 
 
 class MemoryStore:
@@ -93,6 +100,7 @@ class MemoryStore:
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
         self._clock = server.clock
+        self._restarted_before_s = server.restarted_s
         self._listener: StoreListener | None = None
         self._owner = ""
         self._watched: defaultdict[str, int] = defaultdict(int)
@@ -105,7 +113,8 @@ class MemoryStore:
 
     @property
     def restarted_s(self) -> float | None:
-        return self._server.restarted_s
+        found_s = self._server.restarted_s
+        return found_s if found_s != self._restarted_before_s else None
 
     async def open(self, listener: StoreListener, owner: str) -> None:
         self._listener, self._owner = listener, owner
@@ -168,7 +177,7 @@ class MemoryStore:
         self._server.open_sets[claim.owner].discard(key)
         entry = LogEntry(key.seq_id, state is State.READY, len(payload) if state is State.READY else 0)
         self._append(key, entry, ttl_s, now_ms)
-        return Settled.WRITTEN
+        return Settled.WRITTEN if stored is not None else Settled.RESTORED
 
     async def limit_bytes(self, key: SampleKey) -> int:
         await self._enter()
@@ -325,6 +334,20 @@ class MemoryStore:
         self._server.leases.pop(owner, None)
         if not self._server.open_sets[owner]:
             self._server.instances.discard(owner)
+
+    async def watch_lease(self, owner: str) -> LeaseView:
+        await self._enter()
+        started_s = self._server.restarted_s
+        age_s = self._clock.monotonic_s() - started_s if started_s is not None else float("inf")
+        return LeaseView(self._holds_lease(owner), age_s)
+
+    async def note_refill(self, owner: str, *, window_s: float) -> None:
+        await self._enter()
+        self._server.refills[owner] = self._clock.monotonic_s() + window_s
+
+    async def refill_left_s(self) -> float:
+        await self._enter()
+        return max(max(self._server.refills.values(), default=0.0) - self._clock.monotonic_s(), 0.0)
 
     async def lapsed_owners(self) -> list[str]:
         await self._enter()

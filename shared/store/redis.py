@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shared.store.link import Place
 
 _BATCH: Final = 500
-SETTLED: Final = (Settled.WRITTEN, Settled.REPEATED, Settled.REFUSED)
+SETTLED: Final = (Settled.WRITTEN, Settled.REPEATED, Settled.REFUSED, Settled.RESTORED)
 
 
 class RedisStore(ServedStore):

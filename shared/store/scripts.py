@@ -58,17 +58,18 @@ if found ~= '' then
 end
 redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 """
+WRITTEN: Final = "return found == '' and 3 or 0\n"
 
 # KEYS record, open set, log; ARGV owner, attempt (2 bytes), record, ttl_ms, member, entry, epoch, now_ms, cut_ms.
-# 0 written, 1 repeated, 2 refused.
+# 0 written, 1 repeated, 2 refused, 3 written where nothing was.
 _SETTLE: Final = (
     APPEND
     + WRITE_ENDING
     + """
 redis.call('SREM', KEYS[2], ARGV[5])
 append(KEYS[3], ARGV[6], ARGV[7], ARGV[4], ARGV[8], ARGV[9])
-return 0
 """
+    + WRITTEN
 )
 SETTLE: Final = Script(_SETTLE)
 SETTLE_WITHOUT_RESULT: Final = Script(EVEN_WHEN_FULL + _SETTLE)
@@ -182,6 +183,31 @@ redis.call('SADD', KEYS[2], ARGV[1])
 return held
 """
 )
+
+# KEYS lease. {1 when it is held, seconds since the server was started}
+WATCH_LEASE: Final = Script("""
+local age_s = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
+return {redis.call('EXISTS', KEYS[1]), tonumber(age_s)}
+""")
+
+# KEYS refills, a sorted set of owners by the server's time in ms; ARGV owner, window_ms. The key goes with the last.
+NOTE_REFILL: Final = Script(
+    EVEN_WHEN_FULL
+    + """
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now_ms)
+redis.call('ZADD', KEYS[1], now_ms + ARGV[2], ARGV[1])
+local last = redis.call('ZREVRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+redis.call('PEXPIRE', KEYS[1], last[2] - now_ms)
+return 0
+"""
+)
+
+# KEYS refills. Milliseconds until the last window is over.
+REFILL_LEFT: Final = Script("""
+return math.max(redis.call('PTTL', KEYS[1]), 0)
+""")
 
 # KEYS lease, known instances, open set; ARGV owner.
 RELEASE_LEASE: Final = Script("""

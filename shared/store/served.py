@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from shared.core import upstream_list
 from shared.core.record import ACKNOWLEDGED, HANDED_OVER, HEADER_BYTES, PAUSED, UNDELIVERED, BadRecord, unpack
 from shared.store import forms, scripts
-from shared.store.base import SessionInfo, StoreRefused
+from shared.store.base import LeaseView, SessionInfo, StoreRefused
 from shared.store.keys import Keys
 from shared.store.wakes import Wakes
 
@@ -157,6 +157,19 @@ class ServedStore:
         added = await self._line.call("SADD", name, clone_id)
         self._line.post("PEXPIRE", name, _SESSION_TTL_MS)
         return bool(added)
+
+    # -- ownership ----------------------------------------------------------------------------------------------
+
+    async def watch_lease(self, owner: str) -> LeaseView:
+        held, age_s = await self._line.run(scripts.WATCH_LEASE, [self._keys.lease(owner)])
+        return LeaseView(bool(held), float(age_s))
+
+    async def note_refill(self, owner: str, *, window_s: float) -> None:
+        await self._line.run(scripts.NOTE_REFILL, [self._keys.refills], owner, forms.ms(window_s))
+
+    async def refill_left_s(self) -> float:
+        left_ms: int = await self._line.run(scripts.REFILL_LEFT, [self._keys.refills])
+        return left_ms / 1000
 
     # -- messages between workers -------------------------------------------------------------------------------
 

@@ -115,10 +115,10 @@ class Model:
                 return Settled.REPEATED
             if not mine or not allows(was.state, SETTLING[state]):
                 return Settled.REFUSED
-        else:
-            found = self._enter(key, Header(state, claim))
-        self._end(key, found, state, payload, ttl_s, now_ms)
-        return Settled.WRITTEN
+            self._end(key, found, state, payload, ttl_s, now_ms)
+            return Settled.WRITTEN
+        self._end(key, self._enter(key, Header(state, claim)), state, payload, ttl_s, now_ms)
+        return Settled.RESTORED
 
     def _end(self, key: SampleKey, found: Sample, state: State, payload: bytes, ttl_s: float, now_ms: int) -> None:
         found.header, found.payload = Header(state, found.header.claim), payload

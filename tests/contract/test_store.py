@@ -152,7 +152,7 @@ async def test_illegal_steps_change_nothing(bench: Bench, state: State, ending: 
     before = await store.read_header(KEY)
     settled = await settle(store, KEY, claim(), ending, b"late")
     if allows(state, SETTLING[ending]):
-        assert settled is Settled.WRITTEN
+        assert settled is (Settled.RESTORED if state is State.GONE else Settled.WRITTEN)
         return
     reached = State.READY if state is State.RETRIEVED else state
     assert settled is (Settled.REPEATED if reached is ending else Settled.REFUSED)
@@ -190,9 +190,9 @@ async def test_settling_again_is_safe_and_logged_once(bench: Bench) -> None:
 
 
 async def test_a_wiped_store_takes_the_result_all_the_same(bench: Bench) -> None:
-    """C3: what was in flight when Redis was restarted empty is delivered."""
+    """C3: what was in flight when Redis was restarted empty is delivered, and its worker hears of the loss."""
     store = await bench.store(ALICE)
-    assert await settle(store, KEY, claim()) is Settled.WRITTEN
+    assert await settle(store, KEY, claim()) is Settled.RESTORED
     assert await state_of(store, KEY) is State.READY
 
 
@@ -516,6 +516,26 @@ async def test_a_lease_is_taken_held_and_given_back(bench: Bench) -> None:
     assert await store.lapsed_owners() == []
     await store.release_lease(ALICE)
     assert await store.lapsed_owners() == []
+
+
+async def test_a_lease_can_be_looked_at_without_taking_it(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    assert not (await store.watch_lease(ALICE)).held
+    assert await store.renew_lease(ALICE, ttl_s=30) is False
+    seen = await store.watch_lease(ALICE)
+    assert seen.held
+    assert seen.server_age_s >= 0
+
+
+async def test_a_refill_lasts_as_long_as_the_longest_of_its_windows(bench: Bench) -> None:
+    """Each owner may shorten its own."""
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    assert await bob.refill_left_s() == 0
+    await alice.note_refill(ALICE, window_s=1000)
+    assert 900 < await bob.refill_left_s() <= 1000
+    await bob.note_refill(BOB, window_s=300)
+    await alice.note_refill(ALICE, window_s=100)
+    assert 200 < await alice.refill_left_s() <= 300
 
 
 async def test_an_owner_that_leaves_samples_behind_is_found(bench: Bench) -> None:

@@ -282,6 +282,19 @@ def test_a_redis_that_restarts_empty_is_told_what_runs_and_what_is_lost(
     result_of(first, accepted(second, body)["request_id"], client, body)
 
 
+def test_a_redis_that_is_emptied_under_way_is_told_what_runs_before_anybody_hears_that_it_is_gone(
+    stack: Stack, operator: Operator, client: Client, first: Connection, second: Connection
+) -> None:
+    """C7: FLUSHALL on a server that goes on running; polls that come at once are held until all is known again."""
+    with stack.simulator.holding():
+        running = Running(stack, client, first, second)
+        operator.ask("FLUSHALL")
+        for connection in (first, second):
+            for seq_id in range(2):
+                assert poll(connection, running.request_id(seq_id)).status == 408
+    running.all_succeed(second)
+
+
 def _page(connection: Connection, client: Client, cursor: int) -> dict[str, Any]:
     target = {"type": "sampling_session", "sampling_session_id": client.sampling_session_id, "cloned_sampler_id": 0}
     reply = connection.post("/api/v1/retrieve_futures", {"target": target, "prev_cursor": cursor, "timeout": 1.0})

@@ -281,6 +281,7 @@ def test_keys_of_the_store_are_documented() -> None:
         keys.open_set("OWNER"),
         keys.lease("OWNER"),
         keys.instances,
+        keys.refills,
         keys.inbox("OWNER"),
         keys.session("SESSION"),
         keys.sessions_of("TAG"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 
+from shared.core.errors import Overloaded
 from shared.core.lifecycle import State
 from shared.core.record import Claim
 from shared.core.upstream_list import PUBLISHED, UpstreamList
@@ -25,7 +27,7 @@ from workers.registry import Registry
 from workers.sessions import Sessions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from shared.core.model import SampleKey
     from shared.core.record import Header
@@ -85,6 +87,10 @@ class Bench(WorkerBench):
 
     def is_refilling(self) -> bool:
         return self.dispatcher.refilling
+
+    def sleeps(self) -> bool:
+        """Between two turns of the store's duty."""
+        return bool(self.housekeeping._hurry._waiters)  # type: ignore[attr-defined] # of asyncio.Event
 
     def waits_for_a_change(self) -> bool:
         return bool(self.pool.changed._waiters)  # type: ignore[attr-defined] # of asyncio.Event
@@ -281,6 +287,82 @@ async def test_a_sample_that_settles_during_the_refill_is_not_left_pending(bench
         patch.setattr(bench.store, "begin", slow)
         await bench.turn()
     assert bench.state(KEY) is State.ORPHANED
+
+
+@dataclass
+class Told:
+    """Passes on what one worker tells the others."""
+
+    housekeeping: Housekeeping
+
+    def on_control(self, message: bytes) -> None:
+        self.housekeeping.on_control(message)
+
+    def on_announcement(self, session_key: str, seq_ids: Sequence[int]) -> None: ...
+
+    def on_gap(self) -> None: ...
+
+
+async def test_an_emptied_store_is_noticed_when_something_settles_and_all_workers_are_told() -> None:
+    """C7: FLUSHALL without a restart; not at the next renewal, but as soon as anything shows it."""
+    bench = Bench()
+    other = Bench(bench.server, OTHER_OWNER)
+    for one in (bench, other):
+        await one.store.open(Told(one.housekeeping), one.owner)
+        await one.turn()
+    await bench.alive(1)
+    await bench.alive(2)
+    await other.alive(3)
+    duties = [asyncio.create_task(one.housekeeping.duties()[0]()) for one in (bench, other)]
+    await until(lambda: bench.sleeps() and other.sleeps())
+    bench.clock.advance(module.RETRY_EVERY_S)
+    bench.server.flush()
+    bench.executor.finish(KEY)
+    await until(lambda: {bench.state(session().key(seq_id)) for seq_id in (2, 3)} == {State.PENDING})
+    assert bench.state(KEY) is State.READY
+    await until(lambda: bench.sleeps() and other.sleeps())
+    assert bench.is_refilling()
+    bench.clock.advance(REFILL_S)
+    assert not bench.is_refilling()
+    for duty in duties:
+        duty.cancel()
+    await asyncio.gather(*duties, return_exceptions=True)
+    await bench.dispatcher.close()
+    await other.dispatcher.close()
+
+
+async def test_a_lease_that_lapsed_by_itself_is_no_news_for_the_others(bench: Bench) -> None:
+    other = Bench(bench.server, OTHER_OWNER)
+    await other.store.open(Told(other.housekeeping), OTHER_OWNER)
+    await bench.turn()
+    bench.clock.advance(31.0)
+    await bench.turn()
+    assert not other.housekeeping._hurry.is_set()
+    bench.clock.advance(1.0)
+    bench.server.flush()
+    await bench.turn()
+    assert other.housekeeping._hurry.is_set()
+
+
+async def test_doubts_are_looked_into_now_and_then(bench: Bench) -> None:
+    """A store that throws records away by its own policy must not keep the housekeeping busy."""
+    await bench.turn()
+    bench.dispatcher.on_loss()
+    assert not bench.housekeeping._hurry.is_set()
+    bench.clock.advance(module.RETRY_EVERY_S)
+    bench.dispatcher.on_loss()
+    assert bench.housekeeping._hurry.is_set()
+
+
+async def test_a_worker_that_is_started_during_a_refill_takes_nothing_new_until_it_is_over(bench: Bench) -> None:
+    """C3"""
+    await bench.store.note_refill(OTHER_OWNER, window_s=7.0)
+    await bench.turn()
+    with pytest.raises(Overloaded, match="refilled"):
+        await bench.submit()
+    bench.clock.advance(7.0)
+    await bench.alive()
+    await bench.dispatcher.close()
 
 
 # -- messages and sessions --------------------------------------------------------------------------------------------

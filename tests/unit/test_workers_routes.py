@@ -592,7 +592,56 @@ async def test_a_missing_record_says_nothing_while_a_store_is_refilled(
     await until(lambda: bench.store.commands > before + 3)
     assert not poll.done()
     bench.clock.advance(REFILL_S)
+    await bench.renew_lease()
     assert (await poll).status == 410
+
+
+async def test_a_store_that_was_emptied_is_noticed_by_the_first_poll_that_misses_something(
+    bench: AppBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7: FLUSHALL. The sample that runs elsewhere is waited for, and not submitted again."""
+    monkeypatch.setattr(futures, "_STORE_RETRY_S", 0.001)
+    other = await AppBench(bench.server, OTHER_OWNER).open()
+    promised = (await other.asample()).json["request_id"]
+    bench.server.flush()
+    noticed = asyncio.Event()
+    bench.dispatcher.on_loss = noticed.set
+    poll = asyncio.create_task(bench.retrieve(promised))
+    async with asyncio.timeout(10):
+        await noticed.wait()
+    running = other.dispatcher.running(KEY)
+    assert running is not None
+    await other.store.begin(KEY, running.claim)
+    await bench.renew_lease()
+    other.executor.finish(KEY)
+    assert (await poll).status == 200
+    await other.close()
+
+
+async def test_a_worker_that_is_started_while_others_refill_waits_for_them(
+    bench: AppBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7: it has not seen the restart itself."""
+    monkeypatch.setattr(futures, "_STORE_RETRY_S", 0.001)
+    bench.server.wipe()
+    young = await AppBench(bench.server, OTHER_OWNER).open()
+    assert not young.dispatcher.refilling
+    poll = asyncio.create_task(young.retrieve(request_id(5)))
+    await asked_again(young)
+    assert not poll.done()
+    await bench.store.note_refill(bench.owner, window_s=2 * REFILL_S)
+    young.clock.advance(REFILL_S)
+    await asked_again(young)
+    assert not poll.done()
+    young.clock.advance(REFILL_S)
+    assert (await poll).status == 410
+    await young.close()
+
+
+async def asked_again(bench: AppBench) -> None:
+    """Until a held poll has looked some times more."""
+    before = bench.store.commands
+    await until(lambda: bench.store.commands > before + 6)
 
 
 async def test_a_draining_worker_sends_held_polls_back(bench: AppBench) -> None:
@@ -702,6 +751,7 @@ async def test_what_is_lost_is_told_only_when_all_workers_have_told_what_they_ru
     await until(lambda: bench.store.commands > before + 3)
     assert not poll.done()
     bench.clock.advance(REFILL_S)
+    await bench.renew_lease()
     assert request_id(11) in {entry["request_id"] for entry in (await poll).json["completions"]}
 
 

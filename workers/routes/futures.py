@@ -16,6 +16,7 @@ from shared.store.base import LogPage, StoreError, StoreUnavailable
 from shared.wire import proto, tinker
 from workers import lost, responses
 from workers.control import cancel_message
+from workers.missing import may_come_back
 from workers.responses import PROTOBUF, Reply
 from workers.waiters import Wake
 
@@ -102,10 +103,10 @@ async def _look(deps: Deps, key: SampleKey, waiter: Waiter) -> Record | Wake | N
     """The record if it is settled or missing; `Wake.LOOK` while it is pending, or the store does not answer."""
     try:
         record = await deps.store.read(key)
+        wait = record is None and await may_come_back(deps)
     except StoreError:
-        waiter.wake_in(_STORE_RETRY_S)
-        return Wake.LOOK
-    if record is None and deps.dispatcher.refilling:
+        wait = True
+    if wait:
         waiter.wake_in(_STORE_RETRY_S)
         return Wake.LOOK
     return Wake.LOOK if record is not None and record.header.state is State.PENDING else record
@@ -228,7 +229,7 @@ async def _read_page(deps: Deps, session: SamplingSession, call: tinker.Retrieve
     page = await deps.store.read_log(session.session_key, clone_id, call.prev_cursor, limit=_PAGE)
     if not lost.began_anew(call.prev_cursor, page):
         return page
-    if deps.dispatcher.refilling:
+    if await may_come_back(deps):
         raise StoreUnavailable("the store is being refilled", maybe_done=False)
     return await lost.with_lost(deps, session, clone_id, page)
 
