@@ -174,6 +174,8 @@ class SdkClient:
             return promise, posted_s
         self._tally.promise(posted_s, self._clock.monotonic_s())
         assert self._retriever is not None
+        if wanted.cancel_after_s is None:
+            return await self._retriever.result(promise.request_id, wanted.index), posted_s
         try:
             async with asyncio.timeout(wanted.cancel_after_s):
                 return await self._retriever.result(promise.request_id, wanted.index), posted_s

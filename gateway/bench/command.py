@@ -145,6 +145,7 @@ def bench(
               rollout  131,072 small, the same queueing, session polls
               long     results of 32,768 tokens
               prompts  prompts of 32,768 tokens
+    Small is a prompt of 128 tokens and a result of 64.
 
     Exit code 0 when every sample came back right, 1 when anything was lost, wrong or executed more often than the
     retry policy allows, 3 when something did not start.

@@ -48,9 +48,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     chaos: str = ""
 
 
+# What is called small wherever a cost per sample is told.
+_SMALL: Final = {"prompt_tokens": 128, "max_tokens": 64}
+
 # Each value only where the preset differs from the defaults above.
 PRESETS: Final[dict[str, dict[str, Any]]] = {
     "burst": {
+        **_SMALL,
         "samples": 2_048,
         "concurrency": 2_048,
         "vllm_mode": "barrier",
@@ -58,6 +62,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "heartbeat_seconds": 1.0,
     },
     "queue": {
+        **_SMALL,
         "samples": 32_768,
         "concurrency": 32_768,
         "vllm_mode": "latency",
@@ -66,6 +71,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "client_processes": 2,
     },
     "rollout": {
+        **_SMALL,
         "samples": 131_072,
         "concurrency": 131_072,
         "vllm_mode": "latency",

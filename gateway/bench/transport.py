@@ -28,6 +28,8 @@ IDLE_S: Final = 90.0
 CONNECT_TIMEOUT_S: Final = 30.0
 # linux/in.h; the port is chosen at connect, so that it is spent per destination. Python has no name for it before 3.14.
 _IP_BIND_ADDRESS_NO_PORT: Final = 24
+# The least of the SDK's read timeouts is 5 s: so much later is still in time.
+_SILENCE_LOOK_S: Final = 0.5
 
 
 class NoReply(Exception):
@@ -65,15 +67,42 @@ def parse_target(url: str, source_ip: str | None = None) -> Target:
     return Target(parts.hostname, parts.port or 80, parts.path.rstrip("/"), source_ip)
 
 
+class SilenceWatch:
+    """Ends exchanges in which nothing is read for too long; one timer for all of them, since one each is dear."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: set[Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, connection: Connection) -> None:
+        self._waiting.add(connection)
+        if self._timer is None:
+            self._timer = self._loop.call_later(_SILENCE_LOOK_S, self._look)
+
+    def discard(self, connection: Connection) -> None:
+        self._waiting.discard(connection)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        for connection in [connection for connection in self._waiting if connection.silent_after_s <= now_s]:
+            connection.fall_silent()
+        self._timer = self._loop.call_later(_SILENCE_LOOK_S, self._look) if self._waiting else None
+
+
 class Connection(asyncio.Protocol):
     """One connection, one exchange at a time."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: Traffic, silence: SilenceWatch) -> None:
         self._traffic = traffic
+        self._silence = silence
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Reply] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._last_read_s = 0.0
         self._read_timeout_s = 0.0
         self.idle_since_s = 0.0
@@ -88,7 +117,7 @@ class Connection(asyncio.Protocol):
             return waiter
         self._read_timeout_s = read_timeout_s
         self._last_read_s = self._loop.time()
-        self._timer = self._loop.call_later(read_timeout_s, self._check_time)
+        self._silence.add(self)
         self._traffic.sent_bytes += len(request)
         self._transport.write(request)
         return waiter
@@ -153,18 +182,16 @@ class Connection(asyncio.Protocol):
         self._has_length = False
         self._body: list[bytes] = []
 
-    def _check_time(self) -> None:
-        left_s = self._last_read_s + self._read_timeout_s - self._loop.time()
-        if left_s > 0.001:
-            self._timer = self._loop.call_later(left_s, self._check_time)
-            return
+    @property
+    def silent_after_s(self) -> float:
+        return self._last_read_s + self._read_timeout_s
+
+    def fall_silent(self) -> None:
         self._fail(f"nothing read for {self._read_timeout_s:g} s")
         self.abort()
 
     def _release(self) -> asyncio.Future[Reply] | None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._silence.discard(self)
         waiter, self._waiter = self._waiter, None
         return waiter
 
@@ -174,27 +201,30 @@ class Connection(asyncio.Protocol):
             waiter.set_exception(NoReply(reason))
 
 
-async def connect(target: Target, traffic: Traffic) -> Connection:
-    """What it carries is added to `traffic`. Raises `NoReply` when no connection comes about."""
+async def connect(target: Target, make: Callable[[], Connection]) -> Connection:
+    """Raises `NoReply` when no connection comes about."""
     try:
+        if target.source_ip is not None:
+            return await _connect_from(target.source_ip, target, make)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            return await _connect(target, partial(Connection, traffic))
+            _, connection = await asyncio.get_running_loop().create_connection(make, target.host, target.port)
+            return connection
     except OSError as error:  # TimeoutError is one of them
         raise NoReply(f"cannot connect to {target.authority}: {error or 'no answer'}") from error
 
 
-async def _connect(target: Target, make: Callable[[], Connection]) -> Connection:
-    loop = asyncio.get_running_loop()
-    if target.source_ip is None:
-        _, connection = await loop.create_connection(make, target.host, target.port)
-        return connection
+async def _connect_from(source_ip: str, target: Target, make: Callable[[], Connection]) -> Connection:
+    loop, address = asyncio.get_running_loop(), (target.host, target.port)
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
+        sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.bind((target.source_ip, 0))
-        sock.setblocking(False)
-        await loop.sock_connect(sock, (target.host, target.port))
+        sock.bind((source_ip, 0))
+        # On loopback the kernel is done with it at once, unless the listener's queue is full.
+        if sock.connect_ex(address):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await loop.sock_connect(sock, address)
         _, connection = await loop.create_connection(make, sock=sock)
     except BaseException:
         sock.close()
@@ -231,6 +261,8 @@ class ConnectionPool:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.traffic = Traffic()
+        self._silence = SilenceWatch()
+        self._make = partial(Connection, self.traffic, self._silence)
         self._loop = asyncio.get_running_loop()
         self._with_room: list[ClientObject] = []
         self._all: list[ClientObject] = []
@@ -263,13 +295,14 @@ class ConnectionPool:
         lost.exception()
 
     def close(self) -> None:
+        self._silence.close()
         for owner in self._all:
             while owner.idle:
                 owner.idle.pop().close()
 
     async def _open(self) -> Connection:
         self.connections_opened += 1
-        return await connect(self._target, self.traffic)
+        return await connect(self._target, self._make)
 
     def _claim(self) -> ClientObject:
         if not self._with_room:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -106,8 +107,18 @@ def _draws(*words: int) -> tuple[int, ...]:
 
 def _prompt(key: int, length: int) -> npt.NDArray[np.int32]:
     """splitmix64 over `key`, `key` + 1 step, ... : one vectorised pass, no generator to seed."""
-    state = np.arange(1, length + 1, dtype=np.uint64) * _SPLITMIX_STEP + np.uint64(key)
+    state = _steps(length) + np.uint64(key)
     state = (state ^ (state >> _SPLITMIX_SHIFTS[0])) * _SPLITMIX_FACTORS[0]
     state = (state ^ (state >> _SPLITMIX_SHIFTS[1])) * _SPLITMIX_FACTORS[1]
     state ^= state >> _SPLITMIX_SHIFTS[2]
-    return (PROMPT_TOKEN_MIN + (state % _PROMPT_SPAN).astype(np.int32)).astype(np.int32)
+    prompt = (state % _PROMPT_SPAN).astype(np.int32)
+    prompt += PROMPT_TOKEN_MIN
+    return prompt
+
+
+@lru_cache(1)
+def _steps(length: int) -> npt.NDArray[np.uint64]:
+    """uint64[length], the same for every prompt of a run; not to be written to."""
+    steps = np.arange(1, length + 1, dtype=np.uint64) * _SPLITMIX_STEP
+    steps.flags.writeable = False
+    return steps

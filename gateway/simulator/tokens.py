@@ -18,6 +18,7 @@ somebody else shows in its first token.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -40,19 +41,32 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _TOKENS, _LOGPROBS, _ALTERNATIVES, _PROMPT, _END = range(1, 6)
+# As numpy scalars: to make one costs more than to use it on a short array.
+_U64_MIX_1, _U64_MIX_2 = np.uint64(_MIX_1), np.uint64(_MIX_2)
+_U64_27, _U64_30, _U64_31, _U64_11 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(11)
+_U64_SPAN = np.uint64(VOCAB - _FIRST_TOKEN)
+# A run asks for one or two lengths; the longest kept is 2 MB.
+_KEPT_LENGTHS = 4
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """splitmix64's finaliser, element by element."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX_1)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX_2)
-    return values ^ (values >> np.uint64(31))
+    values = (values ^ (values >> _U64_30)) * _U64_MIX_1
+    values = (values ^ (values >> _U64_27)) * _U64_MIX_2
+    return values ^ (values >> _U64_31)
+
+
+@lru_cache(_KEPT_LENGTHS)
+def _counters(n: int) -> NDArray[np.uint64]:
+    """uint64[n]: what is added to a key for each draw; shared, so not to be written to."""
+    counters = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    counters.flags.writeable = False
+    return counters
 
 
 def _draws(key: int, n: int) -> NDArray[np.uint64]:
     """n 64-bit draws under a key."""
-    counters = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    return _mix(counters + np.uint64(key & _MASK))
+    return _mix(_counters(n) + np.uint64(key & _MASK))
 
 
 def _key(base: int, *parts: int) -> int:
@@ -76,24 +90,33 @@ def _base(model: str, prompt: ArrayLike) -> int:
 
 def _units(draws: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Uniform in [0, 1)."""
-    return (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (draws >> _U64_11).astype(np.float64) * 2.0**-53
 
 
 def sampled(model: str, prompt: ArrayLike, seed: int, n: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Tokens int32[n] and logprobs float32[n] at temperature 1, drawn with the effective seed (seed + choice)."""
-    key = _key(_base(model, prompt), seed)
-    tokens = _FIRST_TOKEN + (_draws(_key(key, _TOKENS), n) % np.uint64(VOCAB - _FIRST_TOKEN)).astype(np.int32)
-    logprobs = (-_DEEPEST * _units(_draws(_key(key, _LOGPROBS), n))).astype(np.float32)
-    end = end_position(model, prompt)
+    base = _base(model, prompt)
+    key = _key(base, seed)
+    # Both rows in one pass: for short results, the calls cost more than the numbers.
+    keys = np.array([[_key(key, _TOKENS)], [_key(key, _LOGPROBS)]], np.uint64)
+    drawn, units = _mix(_counters(n) + keys)
+    tokens = (drawn % _U64_SPAN).astype(np.int32)
+    tokens += _FIRST_TOKEN
+    logprobs = (-_DEEPEST * _units(units)).astype(np.float32)
+    end = _end_position(base, prompt)
     if end is not None and end < n:
         tokens[end] = EOS
-    return tokens.astype(np.int32), logprobs
+    return tokens, logprobs
 
 
 def end_position(model: str, prompt: ArrayLike) -> int | None:
     """Where the model ends by itself (the index of EOS); None when it never does."""
-    last = np.asarray(prompt).reshape(-1)[-1]
-    return _key(_base(model, prompt), _END) % 24 + 4 if int(last) == ASKS_TO_END else None
+    return _end_position(_base(model, prompt), prompt)
+
+
+def _end_position(base: int, prompt: ArrayLike) -> int | None:
+    last = int(np.asarray(prompt).reshape(-1)[-1])
+    return _key(base, _END) % 24 + 4 if last == ASKS_TO_END else None
 
 
 def reported(logprobs: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:

@@ -27,6 +27,28 @@ def test_every_preset_makes_a_run(preset: str) -> None:
     assert scenario.concurrency <= scenario.samples
 
 
+@pytest.mark.parametrize(
+    ("preset", "samples", "at_once", "prompt_tokens", "max_tokens"),
+    [
+        ("burst", 2_048, None, 128, 64),
+        ("queue", 32_768, 2_048, 128, 64),
+        ("rollout", 131_072, 2_048, 128, 64),
+        ("long", 256, None, 64, 32_768),
+        ("prompts", 512, None, 32_768, 32),
+    ],
+)
+def test_presets_are_what_the_documents_say(
+    preset: str, samples: int, at_once: int | None, prompt_tokens: int, max_tokens: int
+) -> None:
+    run = resolve(preset, {"seed": 1})
+    assert (run.samples, run.max_num_seqs, run.prompt_tokens, run.max_tokens) == (
+        *(samples, at_once, prompt_tokens, max_tokens),
+    )
+    # All of the small ones are outstanding at once; in those that queue, each takes 5 s.
+    assert run.concurrency == samples or preset in ("long", "prompts")
+    assert run.gen_seconds == 5.0 or at_once is None
+
+
 def test_few_samples_are_all_in_flight_at_once() -> None:
     assert resolve(None, {"samples": 5}).concurrency == 5
     assert resolve(None, {"samples": 50_000}).concurrency == 2_048
