@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import uvicorn
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.admin.guard import Guard
 from gateway.admin.metrics import exposition
 from gateway.admin.openapi import document
-from gateway.admin.page import page
+from gateway.admin.page import page_routes
 from gateway.admin.replies import json_response
 from gateway.admin.report import readiness, status
 from gateway.admin.upstreams import UpstreamsEndpoint
@@ -51,9 +51,6 @@ class Endpoints:
     async def metrics(self, request: Request) -> Response:
         return Response(exposition(self._controls.view()), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
-    async def page(self, request: Request) -> Response:
-        return HTMLResponse(page(status(self._controls.view())))
-
     async def openapi(self, request: Request) -> Response:
         return json_response(document(self._controls.view().version))
 
@@ -79,7 +76,7 @@ def admin_app(controls: Controls, key: str | None) -> Guard:
             Route("/readyz", endpoints.readyz),
             Route("/status", endpoints.status),
             Route("/metrics", endpoints.metrics),
-            Route("/", endpoints.page),
+            *page_routes(),
             Route("/openapi.json", endpoints.openapi),
             Route("/upstreams", upstreams.show, methods=["GET"]),
             Route("/upstreams", upstreams.publish, methods=["PUT"]),

@@ -13,13 +13,15 @@ from http import HTTPStatus
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
+from gateway.admin.page import PAGES
 from gateway.admin.replies import json_response
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# The probes of an orchestrator cannot carry a key and learn nothing but "yes" or "no".
-_OPEN: Final = ("/livez", "/readyz")
+# The probes of an orchestrator cannot carry a key and learn nothing but "yes" or "no"; the page holds no data, and asks
+# its reader for the key.
+_OPEN: Final = ("/livez", "/readyz", *PAGES)
 _READING: Final = ("GET", "HEAD")
 _HARDENING: Final = ((b"x-frame-options", b"DENY"), (b"x-content-type-options", b"nosniff"))
 

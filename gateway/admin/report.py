@@ -139,10 +139,13 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def undelivered(totals: Mapping[str, float]) -> dict[str, int]:
-    """Results and errors that were never handed over, as far as the workers have told, and about how large they are."""
+    """Results and errors that were never handed over, as far as the workers have told, and about how large they are.
+
+    A client that closes its connection as soon as it has read may count as one that has not; its acknowledgement tells.
+    """
     settled = totals.get("completed", 0) + totals.get("failed", 0)
-    gone = totals.get("delivered", 0) + totals.get("expired_undelivered", 0)
-    waiting = max(settled - gone, 0)
+    fetched = max(totals.get("delivered", 0), totals.get("acknowledged", 0))
+    waiting = max(settled - fetched - totals.get("expired_undelivered", 0), 0)
     mean_bytes = totals.get("result_bytes", 0) / settled if settled else 0
     return {"results": int(waiting), "bytes": int(waiting * mean_bytes)}
 
