@@ -2,7 +2,8 @@
 
 The real package with its real dependencies, but for `transformers`: only `get_tokenizer()` imports it, which would then
 ask a model hub, and it is most of the download. The package comes from wherever this machine's package client looks.
-An environment is built aside and renamed into place under a lock, so a half-made one is never seen.
+One has tinker-cookbook beside the SDK. An environment is built aside and renamed into place under a lock, so that a
+half-made one is never seen.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 VERSIONS: Final = ("0.25.0", "0.26.2", "0.38.0")
 LEFT_OUT: Final = "transformers"
+_COOKBOOK: Final = "tinker-cookbook==0.6.1"
+_COOKBOOK_SDK: Final = "0.38.0"
 _CHECKOUT: Final = Path(__file__).resolve().parents[2]
 _INSTALL_S: Final = 240.0
 
@@ -40,17 +43,35 @@ class InstallError(Exception):
     """The version cannot be installed here; carries the package client's own words."""
 
 
+def _say_nothing(line: str) -> None:
+    pass
+
+
 def sdk_env(version: str, progress: Callable[[str], None]) -> SdkEnv:
     """The environment with `tinker==version`, made when there is none yet. Raises `InstallError`."""
-    target = _cache_root() / f"{version}-{sys.implementation.cache_tag}"
+    return SdkEnv(version, _made_once(version, lambda building: _install_sdk(version, building), progress))
+
+
+def cookbook_env(progress: Callable[[str], None] = _say_nothing) -> SdkEnv:
+    """An SDK's environment with tinker-cookbook beside it, its completers usable. Raises `InstallError`.
+
+    Without most of what the cookbook requires: torch alone is gigabytes, and its completers compute nothing with it.
+    """
+    python = _made_once(f"{_COOKBOOK}-{_COOKBOOK_SDK}", _install_cookbook, progress)
+    return SdkEnv(_COOKBOOK_SDK, python)
+
+
+def _made_once(name: str, install: Callable[[Path], None], progress: Callable[[str], None]) -> Path:
+    """The interpreter of an environment."""
+    target = _cache_root() / f"{name}-{sys.implementation.cache_tag}"
     python = target / "bin" / "python"
     with _locked(target.with_name(target.name + ".lock")):
         # A link to an interpreter that has gone does not exist.
         if not python.exists():
-            progress(f"installing tinker {version} ...")
-            _build(version, target)
-            progress(f"installing tinker {version}: done")
-    return SdkEnv(version, python)
+            progress(f"installing tinker {name} ...")
+            _build(install, target)
+            progress(f"installing tinker {name}: done")
+    return python
 
 
 def _cache_root() -> Path:
@@ -66,21 +87,38 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _build(version: str, target: Path) -> None:
+def _build(install: Callable[[Path], None], target: Path) -> None:
     building = target.with_name(target.name + ".building")
     try:
-        try:
-            _install_with_uv(version, building)
-        except InstallError as first:
-            # uv does not read pip's configuration: the machine's index may be known to pip alone.
-            try:
-                _install_with_pip(version, building)
-            except InstallError as second:
-                raise InstallError(f"tinker {version} cannot be installed:\n{first}\n{second}") from None
+        install(building)
         shutil.rmtree(target, ignore_errors=True)
         building.rename(target)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _install_sdk(version: str, building: Path) -> None:
+    try:
+        _install_with_uv(version, building)
+    except InstallError as first:
+        # uv does not read pip's configuration: the machine's index may be known to pip alone.
+        try:
+            _install_with_pip(version, building)
+        except InstallError as second:
+            raise InstallError(f"tinker {version} cannot be installed:\n{first}\n{second}") from None
+
+
+def _install_cookbook(building: Path) -> None:
+    _install_sdk(_COOKBOOK_SDK, building)
+    python = str(building / "bin" / "python")
+    wanted = ["--no-deps", _COOKBOOK, "pillow"]
+    try:
+        _run([sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python, *wanted])
+    except InstallError:
+        _run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *wanted])
+    site_packages = _run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+    # A name that annotations mention, and no more.
+    (Path(site_packages) / "torch.py").write_text("class Tensor: ...\n")
 
 
 def _install_with_uv(version: str, building: Path) -> None:
