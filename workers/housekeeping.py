@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from contextlib import suppress
 from itertools import starmap
 from typing import TYPE_CHECKING, Final
@@ -36,8 +37,10 @@ RENEW_EVERY_S: Final = 5.0
 RETRY_EVERY_S: Final = 0.5
 PROBE_EVERY_S: Final = 2.0
 MODELS_EVERY_S: Final = 30.0
-# Commands of one duty that are under way together: fills a pipeline, and costs the loop 15 ms a turn.
+# Commands of one duty that are sent in one turn of the loop: 15 ms of it.
 _AT_ONCE: Final = 200
+# Batches that wait for their answers together. The turns of a busy loop are long: a refill must not take too many.
+_BATCHES_AHEAD: Final = 5
 
 
 class Housekeeping:
@@ -162,10 +165,8 @@ class Housekeeping:
         """A store that was emptied learns what runs, so that its polls find it pending instead of gone, and what is
         lost: the results that nobody fetched yet. Where nothing was lost, none of this changes anything.
         """
-        for running in batches(self._deps.dispatcher.all_running(), _AT_ONCE):
-            await _all(map(self._enter_again, running))
-        for lost in batches(self._deps.settlements.claims(), _AT_ONCE):
-            await _all(starmap(self._orphan_if_missing, lost))
+        await _each(map(self._enter_again, self._deps.dispatcher.all_running()))
+        await _each(starmap(self._orphan_if_missing, self._deps.settlements.claims()))
 
     async def _enter_again(self, running: Running) -> None:
         await self._deps.store.begin(running.key, running.claim)
@@ -185,8 +186,7 @@ class Housekeeping:
         noted = self._deps.sessions.take_noted()
         try:
             # Not one after the other: the lease waits for them.
-            for session_ids in batches(noted, _AT_ONCE):
-                await _all(map(self._write_sign_of_life, session_ids))
+            await _each(map(self._write_sign_of_life, noted))
         except StoreError:
             self._deps.sessions.return_noted(noted)
             raise
@@ -250,11 +250,33 @@ class Housekeeping:
         return False
 
 
-async def _all(calls: Iterable[Coroutine[None, None, None]]) -> None:
-    """Do all of these together; raises the first error when the last of them has ended."""
-    for outcome in await asyncio.gather(*calls, return_exceptions=True):
-        if outcome is not None:
-            raise outcome
+async def _each(calls: Iterable[Coroutine[None, None, None]]) -> None:
+    """Do all of these, a batch more in each turn of the loop; raises the first error when the last of them has ended.
+
+    What comes after a batch with an error is not begun.
+    """
+    ahead: deque[asyncio.Task[BaseException | None]] = deque()
+    error: BaseException | None = None
+    try:
+        for batch in batches(calls, _AT_ONCE):
+            ahead.append(asyncio.create_task(_first_error(batch)))
+            await asyncio.sleep(0)
+            if len(ahead) >= _BATCHES_AHEAD and (error := await ahead.popleft()):
+                break
+        while ahead:
+            later = await ahead.popleft()
+            error = error or later
+    finally:
+        for task in ahead:
+            task.cancel()
+        await asyncio.gather(*ahead, return_exceptions=True)
+    if error is not None:
+        raise error
+
+
+async def _first_error(calls: list[Coroutine[None, None, None]]) -> BaseException | None:
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    return next((outcome for outcome in outcomes if outcome is not None), None)
 
 
 async def _wait(event: asyncio.Event, at_most_s: float) -> None:

@@ -137,15 +137,48 @@ async def test_a_wiped_store_is_told_what_runs(bench: Bench) -> None:
 async def test_a_wiped_store_is_told_of_many_in_batches(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """C7: and not of sixteen thousand in one turn of the loop."""
     monkeypatch.setattr(module, "_AT_ONCE", 3)
+    monkeypatch.setattr(module, "_BATCHES_AHEAD", 2)
     await bench.turn()
-    keys = [session().key(seq_id) for seq_id in range(1, 9)]
+    keys = [session().key(seq_id) for seq_id in range(1, 21)]
     for key in keys:
         await bench.alive(key.seq_id)
     bench.server.wipe()
     under_way = UnderWay(bench.store.begin)
     monkeypatch.setattr(bench.store, "begin", under_way)
     await bench.turn()
-    assert under_way.most == 3
+    assert under_way.most == 6
+    assert {bench.state(key) for key in keys} == {State.PENDING}
+    for key in keys:
+        bench.executor.finish(key)
+    await bench.dispatcher.wait_idle()
+
+
+@pytest.mark.parametrize("broken", [1, 4, 9])
+async def test_a_refill_that_broke_off_is_begun_anew(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, broken: int
+) -> None:
+    """C7: nothing is left half entered, and no task is left behind."""
+    monkeypatch.setattr(module, "_AT_ONCE", 3)
+    await bench.turn()
+    keys = [session().key(seq_id) for seq_id in range(1, 10)]
+    for key in keys:
+        await bench.alive(key.seq_id)
+    bench.server.wipe()
+    begin = bench.store.begin
+
+    async def begin_or_break(key: SampleKey, claim: Claim) -> Header | None:
+        if key.seq_id == broken:
+            raise AWAY
+        return await begin(key, claim)
+
+    tasks = len(asyncio.all_tasks())
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store, "begin", begin_or_break)
+        with pytest.raises(StoreUnavailable):
+            await bench.turn()
+    assert len(asyncio.all_tasks()) == tasks
+    assert bench.is_refilling()
+    await bench.turn()
     assert {bench.state(key) for key in keys} == {State.PENDING}
     for key in keys:
         bench.executor.finish(key)
@@ -162,9 +195,12 @@ class UnderWay:
     async def __call__(self, key: SampleKey, claim: Claim) -> Header | None:
         self._now += 1
         self.most = max(self.most, self._now)
-        await asyncio.sleep(0)
-        self._now -= 1
-        return await self._call(key, claim)
+        try:
+            for _ in range(10):  # turns of the loop that the store takes to answer
+                await asyncio.sleep(0)
+            return await self._call(key, claim)
+        finally:
+            self._now -= 1
 
 
 async def test_a_wiped_store_is_told_which_results_are_lost(bench: Bench) -> None:
