@@ -39,13 +39,28 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 LOOK_S = 1.0
+# Admission counts 16 KiB and the prompt for each.
+BYTES_RESERVED_EACH = 32 * 1024
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if options.max_connections is not None:
-        os.environ["GATEWAY_MAX_CONNECTIONS"] = str(options.max_connections)
+    os.environ.update(limits(options))
     return asyncio.run(hold_and_release(options))
+
+
+def limits(options: argparse.Namespace) -> dict[str, str]:
+    """Flags of the gateway, as it reads them from its environment.
+
+    No worker refuses what another one could not have taken either: connections are not spread so evenly that the default
+    limits of two workers would take twice as many as one's.
+    """
+    told = {
+        "GATEWAY_MAX_IN_FLIGHT": options.samples,
+        "GATEWAY_MAX_IN_FLIGHT_BYTES": options.samples * BYTES_RESERVED_EACH,
+        "GATEWAY_MAX_CONNECTIONS": options.max_connections,
+    }
+    return {name: str(value) for name, value in told.items() if value is not None}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
