@@ -52,8 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def limits(options: argparse.Namespace) -> dict[str, str]:
     """Flags of the gateway, as it reads them from its environment.
 
-    No worker refuses what another one could not have taken either: connections are not spread so evenly that the default
-    limits of two workers would take twice as many as one's.
+    Connections are not spread evenly: with each worker at its share of the samples one would refuse some before all are in.
     """
     told = {
         "GATEWAY_MAX_IN_FLIGHT": options.samples,

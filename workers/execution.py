@@ -13,6 +13,7 @@ from shared.core.lifecycle import State
 from shared.core.result import LARGEST_RESULT_BYTES
 from shared.wire import proto, vllm
 from workers.running import Ending
+from workers.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 # From here on a thread of its own does the work: decoding this much takes some 20 ms where there are top-k logprobs,
 # and a loop that decodes hundreds of MiB is taken for hung, and killed with all its samples.
 _LARGE_BYTES: Final = 512 * 1024
+# Some ten milliseconds of decoding, storing and telling, of small ones.
+_REPLIES_PER_TURN: Final = 64
 _FAULT_COUNTERS: Final = {
     FaultClass.NEVER_EXECUTED: "faults_never_executed",
     FaultClass.INTERRUPTED: "faults_interrupted",
@@ -68,6 +71,7 @@ class Executor:
         self._sleep = sleep
         self._mark_paused = mark_paused or _mark_nothing
         self.paused = 0
+        self._turns = Turns(_REPLIES_PER_TURN)
         # One large one at a time: their threads share the interpreter with the loop.
         self._large = asyncio.Lock()
 
@@ -117,6 +121,7 @@ class Executor:
             body = await self._forwarder.post(upstream, upstream.completions_url, call.body, headers)
             if isinstance(body, Fault):
                 return body
+            await self._turns.take()
             reply = await self._aside(partial(vllm.decode_reply, call, running.spec, body), len(body))
             if isinstance(reply, Fault):
                 return reply

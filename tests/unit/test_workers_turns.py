@@ -1,0 +1,71 @@
+"""A turn of the loop does so much and no more, in order, and loses nobody."""
+
+from __future__ import annotations
+
+import asyncio
+
+from workers.turns import Turns
+
+PER_TURN = 4
+
+
+async def turn() -> None:
+    """Until everything that was ready has run once."""
+    await asyncio.sleep(0)
+
+
+class Crowd:
+    """Tasks that become ready in the same turn; `done` grows as they go on."""
+
+    def __init__(self, count: int, turns: Turns) -> None:
+        self.done: list[int] = []
+        self.tasks = [asyncio.create_task(self._go(number, turns)) for number in range(count)]
+
+    async def _go(self, number: int, turns: Turns) -> None:
+        await turns.take()
+        self.done.append(number)
+
+
+async def test_a_crowd_goes_on_in_its_order_a_few_each_turn_and_others_get_in_between() -> None:
+    turns, seen = Turns(PER_TURN), []
+    crowd = Crowd(5 * PER_TURN + 1, turns)
+    while len(crowd.done) < len(crowd.tasks):
+        before = len(crowd.done)
+        await turn()
+        seen.append(len(crowd.done) - before)
+    assert crowd.done == sorted(crowd.done)
+    assert max(seen) <= PER_TURN
+    assert len(seen) >= 6
+    assert len(turns) == 0
+
+
+async def test_few_go_on_at_once() -> None:
+    turns = Turns(PER_TURN)
+    crowd = Crowd(PER_TURN, turns)
+    await turn()
+    assert crowd.done == list(range(PER_TURN))
+    for _ in range(3):
+        await turn()
+    again = Crowd(PER_TURN, turns)
+    await turn()
+    assert len(again.done) == PER_TURN
+
+
+async def test_who_is_cancelled_takes_no_room_and_holds_up_nobody() -> None:
+    turns = Turns(PER_TURN)
+    crowd = Crowd(4 * PER_TURN, turns)
+    await turn()
+    for task in crowd.tasks[PER_TURN : 3 * PER_TURN]:
+        task.cancel()
+    await asyncio.gather(*crowd.tasks, return_exceptions=True)
+    assert crowd.done == [*range(PER_TURN), *range(3 * PER_TURN, 4 * PER_TURN)]
+    assert len(turns) == 0
+
+
+async def test_it_rests_when_there_is_nothing_to_do() -> None:
+    """No callback keeps the loop awake after the last one."""
+    turns = Turns(PER_TURN)
+    await Crowd(3 * PER_TURN, turns).tasks[-1]
+    for _ in range(5):
+        await turn()
+    assert turns._renewing is False

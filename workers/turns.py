@@ -1,0 +1,51 @@
+"""A bound on how much of one kind of work is done in one turn of the event loop.
+
+Thousands of generations that end at once are thousands of tasks that become ready in the same turn. Each takes a
+fraction of a millisecond; run one after the other they keep the loop from everything else for seconds: health,
+heartbeats, the worker's own reports, for whose absence it is killed. Here only so many go on in a turn, and the rest wait
+in their order for the next ones, between which the loop looks at its sockets and timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Turns:
+    """Of one event loop. `per_turn`: how many may go on between two looks at the sockets."""
+
+    def __init__(self, per_turn: int) -> None:
+        self._per_turn = per_turn
+        self._left = per_turn
+        self._renewing = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    async def take(self) -> None:
+        """Returns at once while this turn has room and nobody waits; else in a later turn."""
+        loop = asyncio.get_running_loop()
+        if not self._renewing:
+            self._renewing = True
+            loop.call_soon(self._renew, loop)
+        if self._left:
+            self._left -= 1
+            return
+        waiter = loop.create_future()
+        self._waiting.append(waiter)
+        await waiter
+
+    def _renew(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A new turn: those who wait longest go first. Who was cancelled meanwhile takes no room."""
+        self._left = self._per_turn
+        while self._waiting and self._left:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                self._left -= 1
+        self._renewing = self._left < self._per_turn
+        if self._renewing:
+            loop.call_soon(self._renew, loop)
