@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def limits(options: argparse.Namespace) -> dict[str, str]:
     """Flags of the gateway, as it reads them from its environment.
 
-    Connections are not spread evenly: with each worker at its share of the samples one would refuse some before all are in.
+    Connections are not spread evenly: with just its share each, one worker would refuse some before all are in.
     """
     told = {
         "GATEWAY_MAX_IN_FLIGHT": options.samples,

@@ -2,8 +2,8 @@
 
 Thousands of generations that end at once are thousands of tasks that become ready in the same turn. Each takes a
 fraction of a millisecond; run one after the other they keep the loop from everything else for seconds: health,
-heartbeats, the worker's own reports, for whose absence it is killed. Here only so many go on in a turn, and the rest wait
-in their order for the next ones, between which the loop looks at its sockets and timers.
+heartbeats, the worker's own reports, for whose absence it is killed. Here only so many go on in a turn, and the rest
+wait in their order for the next ones, between which the loop looks at its sockets and timers.
 """
 
 from __future__ import annotations
