@@ -125,6 +125,16 @@ async def test_a_worker_has_three_connections_however_many_callers(proxy: CutPro
     assert proxy.accepted == 3
 
 
+async def test_five_hundred_polls_take_no_connection_of_their_own(proxy: CutProxy, store: RedisStore) -> None:
+    """A12: each waits for a sampling session of its own."""
+    names = [f"session-{number}" for number in range(500)]
+    await asyncio.gather(*(store.watch(name) for name in names))
+    await asyncio.gather(*(store.read(SampleKey(name, 1)) for name in names))
+    assert proxy.accepted == 3
+    for name in names:
+        store.unwatch(name)
+
+
 async def test_vanishing_callers_never_cross_replies(store: RedisStore) -> None:
     """C1: 10,000 reads of distinct values, half of them given up at a random moment."""
     seed = 20_261_129

@@ -53,6 +53,10 @@ class Connection:
         response = self._http.getresponse()
         return Reply(response.status, response.headers, response.read())
 
+    def trickle(self, size_bytes: int) -> bytes:
+        """The next few bytes of what arrives, as they are; nothing else can be received after that."""
+        return self._http.sock.recv(size_bytes)
+
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
         self.send(method, path, body, **headers)
         return self.receive()

@@ -29,6 +29,12 @@ pytestmark = pytest.mark.slow
 PROMPT: Final = [51, 52, 53]
 HALF_OPEN: Final = 2_000
 POLLS: Final = 50
+# What a gateway holds when it is stopped.
+HELD_POLLS: Final = 1000
+RUNNING: Final = 100
+# One greedy generation, promised so many times over: 100 MB.
+COPIES: Final = 800
+COPY_TOKENS: Final = 16_000
 # Sessions are looked after every 5 s: below that, a session is silent at the next look.
 SESSION_S: Final = 2
 
@@ -79,6 +85,34 @@ def test_thousands_of_half_sent_requests_disturb_nobody(
         for seq_id, (submitting, polling) in enumerate([(first, second), (second, first)] * 5):
             body = client.body(seq_id, PROMPT)
             result_of(polling, submit(submitting, body)["request_id"], client, body)
+
+
+def test_slow_readers_of_large_results_disturb_nobody(
+    stack: Stack, client: Client, first: Connection, second: Connection
+) -> None:
+    """B16: results of 100 MB, of which one reader takes nothing and one a little; then one reads it whole."""
+    params = {"temperature": 0.0, "max_tokens": COPY_TOKENS}
+    large = client.body(0, PROMPT, num_samples=COPIES, params=params)
+    request_id = submit(first, large)["request_id"]
+    assert settled(second, request_id).status == 200
+    with ExitStack() as closing:
+        for number in range(2):
+            reader = stack.gateway.connect()
+            closing.callback(reader.close)
+            _ask_for_all(reader, request_id)
+            if number:
+                assert reader.trickle(1024)
+        for seq_id, (submitting, polling) in enumerate([(first, second), (second, first)] * 5, 1):
+            body = client.body(seq_id, PROMPT)
+            result_of(polling, submit(submitting, body)["request_id"], client, body)
+    _ask_for_all(second, request_id)
+    assert len(second.receive().body) > COPIES * COPY_TOKENS * 8
+
+
+def _ask_for_all(connection: Connection, request_id: str) -> None:
+    """A poll of a client that does not want to hear of the size first."""
+    body = {"request_id": request_id}
+    connection.send("POST", "/api/v1/retrieve_future", body, Accept="application/x-protobuf")
 
 
 def test_polls_that_were_given_up_take_nothing_away(stack: Stack, client: Client, second: Connection) -> None:
@@ -186,7 +220,7 @@ def test_a_gateway_that_is_stopped_ends_what_it_runs(tmp_path: Path, redis_url: 
     with running_stack(tmp_path, *flags) as stack:
         connection = stack.gateway.connect()
         client = Client(connection, stack.model)
-        bodies = [client.body(seq_id, PROMPT) for seq_id in range(20)]
+        bodies = [client.body(seq_id, PROMPT) for seq_id in range(RUNNING)]
         with stack.simulator.holding():
             request_ids = [submit(connection, body)["request_id"] for body in bodies]
             stack.simulator.runs(len(bodies))
@@ -211,10 +245,10 @@ def test_a_gateway_that_is_stopped_ends_what_it_runs(tmp_path: Path, redis_url: 
 
 
 def _hold_polls(stack: Stack, request_ids: list[str]) -> list[Connection]:
-    pollers = [stack.gateway.connect() for _ in range(POLLS)]
+    pollers = [stack.gateway.connect() for _ in range(HELD_POLLS)]
     for number, poller in enumerate(pollers):
         send_poll(poller, request_ids[number % len(request_ids)])
-    stack.gateway.counter_reaches("polls", POLLS)
+    stack.gateway.counter_reaches("polls", HELD_POLLS)
     return pollers
 
 

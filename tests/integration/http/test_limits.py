@@ -213,6 +213,20 @@ async def test_idle_connections_are_closed_by_the_keep_alive_time(said: bytes) -
         client.close()
 
 
+async def test_a_client_that_idles_for_five_seconds_between_requests_keeps_its_connection() -> None:
+    """B8: many servers close at 5.0 s, when clients of 5 s are about to send."""
+    async with serving() as served:
+        client = await served.connect()
+        for idle_s in (4.9, 4.99, 5.0, 5.01, 5.1):
+            await client.send(request("GET", "/small"))
+            assert status_of(await client.read_until(b"held")) == 200
+            await until(lambda: len(served.edge.idle) == 1, "idle")
+            served.sweep_after(idle_s)
+        assert len(served.app.scopes) == 5
+        assert len(served.edge.open) == 1
+        client.close()
+
+
 async def test_a_held_request_has_no_deadline() -> None:
     async with serving() as served:
         client = await served.connect()

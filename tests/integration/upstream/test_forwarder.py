@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import socket
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,88 +12,20 @@ import pytest
 
 from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.simulator import Simulator
-from shared.clock import ManualClock, SystemClock
-from shared.config import Settings
-from shared.core import retry
+from shared.clock import ManualClock
 from shared.core.faults import BreakKind, Fault, FaultClass
 from shared.core.lifecycle import State
-from shared.core.record import Claim
-from shared.counters import Counters
 from shared.histogram import count
-from shared.store.memory import MemoryServer, MemoryStore
-from tests.worker_bench import OWNER, TARGET, session, spec, until
+from tests.integration.upstream.lines import Line, line
+from tests.worker_bench import until
 from workers import upstreams
-from workers.adapter_loading import AdapterLoader
-from workers.adapters import Adapters
-from workers.connector import make_client, make_probe_session
-from workers.execution import Executor
-from workers.forwarder import Forwarder
-from workers.models import Catalogue
-from workers.pool import UpstreamPool
-from workers.running import Running
-from workers.tenants import Holding
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from aiohttp.connector import AddrInfoType
 
-    from shared.clock import Clock
-    from workers.h1.dial import Resolve
     from workers.upstreams import Upstream
-
-ASKED = json.dumps({"model": "sim/tiny", "prompt": [10], "max_tokens": 2, "logprobs": 0, "return_token_ids": True})
-
-
-class Line:
-    """A forwarder with a client of its own, and one upstream."""
-
-    def __init__(self, url: str, resolve: Resolve | None = None, clock: Clock | None = None, **settings: Any) -> None:
-        chosen = Settings(upstreams=(url,), **{"read_timeout_s": 30.0, "connect_timeout_s": 30.0, **settings})
-        self.client = make_client(chosen, None, resolve)
-        self.probes = make_probe_session(chosen, None)
-        self.clock = clock or SystemClock()
-        self.forwarder = Forwarder(self.client, self.probes, self.clock)
-        self.pool = UpstreamPool((url,), self.forwarder, Catalogue((), ""), self.clock)
-        self.upstream = self.pool.choose("sim/tiny")
-        self.counters = Counters()
-
-    async def ask(self, name: str = "r-a1", upstream: Upstream | None = None) -> bytes | Fault:
-        to = upstream or self.upstream
-        return await self.forwarder.post(to, to.completions_url, ASKED.encode(), {"X-Request-Id": name})
-
-    async def fault(self) -> Fault:
-        outcome = await self.ask()
-        assert isinstance(outcome, Fault), outcome
-        assert not self.upstream.attempts
-        return outcome
-
-    async def execute(self, seq_id: int) -> State:
-        store = MemoryStore(MemoryServer(ManualClock(), random.Random(7)))
-        adapters = Adapters(
-            self.pool, AdapterLoader(self.pool, self.forwarder, store, OWNER, 60.0), self.clock, wait_s=60.0
-        )
-        executor = Executor(
-            self.pool, adapters, self.forwarder, self.counters, self.clock, retry.Policy(), random.random
-        )
-        wanted = spec()
-        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        claim = Claim(OWNER, 1, 1, wanted.digest)
-        running = Running(session(), session().key(seq_id), wanted, claim, TARGET, 0, begun, Holding(b""))  # type: ignore[arg-type] # nobody asks who began it
-        return (await executor.execute(running)).state
-
-    async def close(self) -> None:
-        self.client.close()
-        await self.probes.close()
-
-
-@asynccontextmanager
-async def line(url: str, resolve: Resolve | None = None, **settings: Any) -> AsyncIterator[Line]:
-    made = Line(url, resolve, **settings)
-    try:
-        yield made
-    finally:
-        await made.close()
 
 
 @pytest.fixture
@@ -313,8 +244,8 @@ async def test_an_idle_connection_that_the_upstream_closed_is_not_used_again() -
 
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
-        await reader.readuntil(b"\r\n\r\n")
-        await reader.readexactly(len(ASKED))
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]))
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
         await writer.drain()
         writer.close()

@@ -1,0 +1,91 @@
+"""A worker's way to one upstream: client, forwarder, pool, as the tests of this folder use them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from shared.clock import ManualClock, SystemClock
+from shared.config import Settings
+from shared.core import retry
+from shared.core.faults import Fault
+from shared.core.record import Claim
+from shared.counters import Counters
+from shared.store.memory import MemoryServer, MemoryStore
+from tests.worker_bench import OWNER, TARGET, session, spec
+from workers.adapter_loading import AdapterLoader
+from workers.adapters import Adapters
+from workers.connector import make_client, make_probe_session
+from workers.execution import Executor
+from workers.forwarder import Forwarder
+from workers.models import Catalogue
+from workers.pool import UpstreamPool
+from workers.running import Running
+from workers.tenants import Holding
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from shared.clock import Clock
+    from shared.core.lifecycle import State
+    from workers.h1.dial import Resolve
+    from workers.upstreams import Upstream
+
+ASKED: Final = {"model": "sim/tiny", "max_tokens": 2, "logprobs": 0, "return_token_ids": True}
+
+
+class Line:
+    """A forwarder with a client of its own, and one upstream."""
+
+    def __init__(self, url: str, resolve: Resolve | None = None, clock: Clock | None = None, **settings: Any) -> None:
+        chosen = Settings(upstreams=(url,), **{"read_timeout_s": 30.0, "connect_timeout_s": 30.0, **settings})
+        self.client = make_client(chosen, None, resolve)
+        self.probes = make_probe_session(chosen, None)
+        self.clock = clock or SystemClock()
+        self.forwarder = Forwarder(self.client, self.probes, self.clock)
+        self.pool = UpstreamPool((url,), self.forwarder, Catalogue((), ""), self.clock)
+        self.upstream = self.pool.choose("sim/tiny")
+        self.counters = Counters()
+
+    async def ask(
+        self, name: str = "r-a1", upstream: Upstream | None = None, prompt: Sequence[int] = (10,)
+    ) -> bytes | Fault:
+        to = upstream or self.upstream
+        body = json.dumps({**ASKED, "prompt": prompt}).encode()
+        return await self.forwarder.post(to, to.completions_url, body, {"X-Request-Id": name})
+
+    async def fault(self) -> Fault:
+        outcome = await self.ask()
+        assert isinstance(outcome, Fault), outcome
+        assert not self.upstream.attempts
+        return outcome
+
+    async def execute(self, seq_id: int) -> State:
+        store = MemoryStore(MemoryServer(ManualClock(), random.Random(7)))
+        adapters = Adapters(
+            self.pool, AdapterLoader(self.pool, self.forwarder, store, OWNER, 60.0), self.clock, wait_s=60.0
+        )
+        executor = Executor(
+            self.pool, adapters, self.forwarder, self.counters, self.clock, retry.Policy(), random.random
+        )
+        wanted = spec()
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        claim = Claim(OWNER, 1, 1, wanted.digest)
+        running = Running(session(), session().key(seq_id), wanted, claim, TARGET, 0, begun, Holding(b""))  # type: ignore[arg-type] # nobody asks who began it
+        return (await executor.execute(running)).state
+
+    async def close(self) -> None:
+        self.client.close()
+        await self.probes.close()
+
+
+@asynccontextmanager
+async def line(url: str, resolve: Resolve | None = None, **settings: Any) -> AsyncIterator[Line]:
+    made = Line(url, resolve, **settings)
+    try:
+        yield made
+    finally:
+        await made.close()
