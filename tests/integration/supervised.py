@@ -53,7 +53,7 @@ class NoBacking:
         pass
 
 
-def run(settings: Settings, reread: Callable[[], Settings], doubts: Sequence[str]) -> int:
+def run(settings: Settings, reread: Callable[[], Settings], doubts: Sequence[str] = ()) -> int:
     configure_logging(settings.log_format, settings.log_level)
     return asyncio.run(server.serve(settings, reread, server.Parts(worker_command=FAKE_WORKER, make_backing=NoBacking)))
 

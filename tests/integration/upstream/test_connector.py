@@ -160,7 +160,7 @@ async def test_ports_are_spent_per_destination_and_what_is_beyond_them_queues(
         simulator.set_faults([{"kind": "hold"}])
     limit = ports.connection_limit(FEW_PORTS, len(simulators))
     ask = await way("127.0.0.9", upstreams=tuple(simulator.url for simulator in simulators))
-    asked = [asyncio.create_task(ask(simulators[number % 2].url)) for number in range(200)]
+    asked: list[asyncio.Future[int]] = [asyncio.ensure_future(ask(simulators[number % 2].url)) for number in range(200)]
     await until(lambda: sum(simulator.stats()["in_flight"] for simulator in simulators) == limit)
     assert limit > FEW_PORTS[1] - FEW_PORTS[0] + 1
     for simulator in simulators:
