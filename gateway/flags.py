@@ -332,10 +332,23 @@ FLAGS: Final[tuple[Flag, ...]] = (
     _flag(
         _CLIENTS,
         "training-upstream",
-        urls.upstream_url,
+        urls.training_url,
         "URL",
         "none",
-        "A Tinker training server for everything that is not sampling. Not supported by this version yet.",
+        "Base URL of a Tinker training server, without /api/v1: everything that is not sampling is passed to it.",
+    ),
+    _flag(
+        _CLIENTS,
+        "training-api-key-file",
+        _text,
+        "PATH",
+        "none",
+        "File whose content the training server gets as X-API-Key, from every client. Without it, it gets no key.",
+    ),
+    _switch(
+        _CLIENTS,
+        "training-forward-key",
+        "Send the client's own key on to the training server, which then tells clients apart by itself.",
     ),
     _flag(
         _ACCESS,

@@ -26,7 +26,7 @@ CONFIG_VARIABLE: Final = "GATEWAY_CONFIG"
 _VARIABLES: Final = "GATEWAY_"
 # What Kubernetes tells every container of a namespace that has a service called "gateway".
 _SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)$")
-_SECRET_KEYS: Final = frozenset({"redis_url", "upstream"})
+_SECRET_KEYS: Final = frozenset({"redis_url", "upstream", "training_upstream"})
 
 # Rows of the table whose field in Settings has another name.
 _FIELDS: Final = {
@@ -48,7 +48,7 @@ _FIELDS: Final = {
     "drain_timeout": "drain_timeout_s",
 }
 # Rows that name a file; what Settings holds is its content.
-_FILES: Final = ("upstream_api_key_file", "api_keys_file", "admin_key_file")
+_FILES: Final = ("upstream_api_key_file", "training_api_key_file", "api_keys_file", "admin_key_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +169,8 @@ def _settings(values: dict[str, Any], around: Surroundings) -> Settings:
     fields.setdefault("workers", around.cpus)
     if path := files.get("upstream_api_key_file"):
         fields["upstream_api_key"] = _secret(path, "--upstream-api-key-file", around.read_text)
+    if path := files.get("training_api_key_file"):
+        fields["training_api_key"] = _secret(path, "--training-api-key-file", around.read_text)
     if path := files.get("admin_key_file"):
         fields["admin_key"] = _secret(path, "--admin-key-file", around.read_text)
     if path := files.get("api_keys_file"):
@@ -186,23 +188,18 @@ def _secret(path: str, where: str, read_text: Callable[[str], str]) -> str:
 
 def check_together(settings: Settings, tls_given: tuple[bool, bool] = (False, False)) -> None:
     """What no single value shows. Raises `ConfigError`."""
-    _check_supported(settings)
     if not settings.upstreams:
         raise ConfigError("--upstream is missing; give the base URL of a vLLM server, such as http://10.0.0.5:8000")
     if tls_given[0] != tls_given[1]:
         raise ConfigError("--tls-cert and --tls-key belong together; give both or none")
     _check_access(settings)
+    _check_training(settings)
     _check_templates(settings)
     if settings.port == settings.admin_port and settings.port and settings.host == settings.admin_host:
         raise ConfigError(f"--admin-port: {settings.admin_port} is --port as well; choose two different ports")
     names = [model.name for model in settings.models]
     if len(set(names)) < len(names):
         raise ConfigError("--model: a name is given twice with different upstream names; give each name once")
-
-
-def _check_supported(settings: Settings) -> None:
-    if settings.training_upstream is not None:
-        raise ConfigError("--training-upstream is not supported by this version yet; leave it out")
 
 
 def _check_access(settings: Settings) -> None:
@@ -215,6 +212,15 @@ def _check_access(settings: Settings) -> None:
         raise ConfigError(
             f"--admin-host: {settings.admin_host!r} is not a loopback address; that needs --admin-key-file"
         )
+
+
+def _check_training(settings: Settings) -> None:
+    has_key, forwards = settings.training_api_key is not None, settings.training_forward_key
+    if has_key and forwards:
+        raise ConfigError("--training-forward-key: --training-api-key-file is given as well; choose one of the two")
+    if settings.training_upstream is None and (has_key or forwards):
+        flag = "--training-api-key-file" if has_key else "--training-forward-key"
+        raise ConfigError(f"{flag} has no meaning without --training-upstream; give both or none")
 
 
 def _check_templates(settings: Settings) -> None:

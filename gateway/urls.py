@@ -18,16 +18,27 @@ _REDIS_FORMS: Final = (
 def upstream_url(text: str) -> str:
     """A base URL without trailing slash; a path prefix stays, for a router that has one. Raises `ValueError`."""
     allowed = "give the base URL of a vLLM server or router, such as http://10.0.0.5:8000"
+    # With /v1, as OpenAI clients are given it, every question would be answered with 404.
+    return _base_url(text, allowed, key_flag="--upstream-api-key-file", added="/v1")
+
+
+def training_url(text: str) -> str:
+    """The base URL of a training server, as SDK users set it. Raises `ValueError`."""
+    allowed = "give the base URL of a Tinker training server, such as http://10.0.0.6:8000"
+    return _base_url(text, allowed, key_flag="--training-api-key-file", added="/api/v1")
+
+
+def _base_url(text: str, allowed: str, *, key_flag: str, added: str) -> str:
     parts = _split(text, allowed)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(allowed)
     if parts.username is not None or parts.password is not None:
-        raise ValueError("credentials do not belong in the URL; use --upstream-api-key-file")
+        raise ValueError(f"credentials do not belong in the URL; use {key_flag}")
     if parts.query or parts.fragment:
         raise ValueError("a base URL has no query and no fragment")
     path = parts.path.rstrip("/")
-    if path.endswith("/v1"):  # as OpenAI clients are given it; every question would be answered with 404
-        raise ValueError("give the base URL without /v1, which the gateway adds")
+    if path.endswith(added):
+        raise ValueError(f"give the base URL without {added}, which the gateway adds")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 

@@ -76,6 +76,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lora_wait_s: float = 60.0
     session_poll: bool = True
     training_upstream: str | None = None
+    training_api_key: str | None = None
+    training_forward_key: bool = False
     api_keys: tuple[ApiKey, ...] | None = None  # None: no keys file, everybody is anonymous; (): nobody gets in
     allow_anonymous: bool = False
     admin_host: str = "127.0.0.1"

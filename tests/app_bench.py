@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shared.core.faults import Fault
     from shared.core.model import SampleKey, SamplingSession
     from shared.store.memory import MemoryServer
+    from workers.trainer import Trainer
 
 API: Final = "/api/v1"
 # Nobody renews the lease here.
@@ -105,6 +106,11 @@ class AppBench(WorkerBench):
             random_bytes=Random(owner).randbytes,
         )
         self.housekeeping = Housekeeping(self.deps, owner, self.settings)
+        self.app = PublicApp(self.deps)
+
+    def use_trainer(self, trainer: Trainer) -> None:
+        """To be called before anything is asked."""
+        self.deps = replace(self.deps, trainer=trainer)
         self.app = PublicApp(self.deps)
 
     async def open(self) -> AppBench:

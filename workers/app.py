@@ -14,22 +14,21 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
-from shared.core.errors import NotImplementedHere
 from workers import responses
 from workers.endpoint import Endpoint
-from workers.routes import futures, sampling, service
+from workers.routes import futures, sampling, service, training
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request as StarletteRequest
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from workers.deps import Deps
     from workers.endpoint import Request
-    from workers.responses import Reply
+    from workers.responses import Reply, Streamed
 
-    Route_ = tuple[str, str, Callable[[Deps, Request], Awaitable[Reply]]]
+    Route_ = tuple[str, str, Callable[[Deps, Request], Awaitable[Reply | Streamed]]]
 
 API: Final = "/api/v1"
 
@@ -51,9 +50,8 @@ ROUTED: Final[tuple[Route_, ...]] = (
     ("POST", "/telemetry", service.telemetry),
     ("GET", "/get_server_capabilities", service.server_capabilities),
 )
-_ELSEWHERE: Final = (
-    "this gateway samples only: passing training and other requests on (--training-upstream) is not in this version"
-)
+# Read on the way to a training server; without one they are like all that is not ours.
+TRAINED: Final[tuple[Route_, ...]] = (("POST", "/save_weights_for_sampler", training.save_weights_for_sampler),)
 
 
 class PublicApp:
@@ -62,7 +60,10 @@ class PublicApp:
     def __init__(self, deps: Deps) -> None:
         make = partial(_endpoint, deps)
         self.routes = {(method, API + path): make(handler) for method, path, handler in HOT}
-        self.starlette = _starlette(make)
+        self.starlette = _starlette(make, ROUTED if deps.trainer is None else (*ROUTED, *TRAINED))
+        self._elsewhere = make(training.pass_on, streamed=True)
+        self._nowhere = self.starlette.router.default
+        self.starlette.router.default = self._not_ours
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp | None = None
@@ -70,9 +71,14 @@ class PublicApp:
             app = self.routes.get((scope["method"], scope["path"]))
         await (app or self.starlette)(scope, receive, send)
 
+    async def _not_ours(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A path that no route has: the trainer's, or nobody's."""
+        is_api = scope["type"] == "http" and scope["path"].startswith(API + "/")
+        await (self._elsewhere if is_api else self._nowhere)(scope, receive, send)
 
-def _starlette(make: Callable[..., Endpoint]) -> Starlette:
-    routes = [Route(API + path, make(handler), methods=[method]) for method, path, handler in ROUTED]
+
+def _starlette(make: Callable[..., Endpoint], routed: Sequence[Route_]) -> Starlette:
+    routes = [Route(API + path, make(handler), methods=[method]) for method, path, handler in routed]
     # The hot ones again, so that a wrong method on them is a 405 like on any other.
     routes += [Route(API + path, make(handler), methods=[method]) for method, path, handler in HOT]
     routes.append(Route(API + "/healthz", make(service.healthz, public=True), methods=["GET"]))
@@ -82,22 +88,26 @@ def _starlette(make: Callable[..., Endpoint]) -> Starlette:
     return app
 
 
-def _endpoint(deps: Deps, handler: Callable[[Deps, Request], Awaitable[Reply]], *, public: bool = False) -> Endpoint:
+def _endpoint(
+    deps: Deps,
+    handler: Callable[[Deps, Request], Awaitable[Reply | Streamed]],
+    *,
+    public: bool = False,
+    streamed: bool = False,
+) -> Endpoint:
     return Endpoint(
         partial(handler, deps),
         lambda: deps.live.keyring,
         deps.counters,
         lambda: deps.live.settings.max_body_bytes,
         public=public,
+        streamed=streamed,
     )
 
 
 async def _http_error(request: StarletteRequest, error: Exception) -> Response:
-    """What the router did not find: a path of the Tinker API that is the trainer's, or none, or a wrong method."""
+    """What the router did not find: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
-    elsewhere = error.status_code == 404 and request.url.path.startswith(API + "/")
-    reply = (
-        responses.refusal(NotImplementedHere(_ELSEWHERE)) if elsewhere else responses.routing_error(error.status_code)
-    )
+    reply = responses.routing_error(error.status_code)
     headers: dict[str, Any] = dict(error.headers or {})
     return Response(bytes(reply.body), reply.status, headers, reply.content_type.decode())

@@ -108,6 +108,13 @@ def make_session(settings: Settings, source_ip: str | None) -> aiohttp.ClientSes
     return _session(settings, connector)
 
 
+def make_training_session(settings: Settings, source_ip: str | None) -> aiohttp.ClientSession:
+    """The session for the training server: another destination, so its ports are its own; and no key of vLLM's."""
+    _, to_one = connection_limits(settings)
+    connector = _connector(source_ip, limit=to_one, keepalive_timeout=settings.upstream_keep_alive_s)
+    return _session(settings, connector, with_key=False)
+
+
 def make_probe_session(settings: Settings, source_ip: str | None) -> aiohttp.ClientSession:
     """The session for questions about an upstream.
 
@@ -127,14 +134,15 @@ def _connector(source_ip: str | None, **options: Any) -> aiohttp.TCPConnector:
     )
 
 
-def _session(settings: Settings, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-    headers = {"Authorization": f"Bearer {settings.upstream_api_key}"} if settings.upstream_api_key else None
+def _session(settings: Settings, connector: aiohttp.TCPConnector, *, with_key: bool = True) -> aiohttp.ClientSession:
+    key = settings.upstream_api_key if with_key else None
+    headers = {"Authorization": f"Bearer {key}"} if key else None
     return aiohttp.ClientSession(
         connector=connector,
         headers=headers,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         timeout=aiohttp.ClientTimeout(
             total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s
         ),

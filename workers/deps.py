@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from workers.registry import Registry
     from workers.sessions import Sessions
     from workers.settlements import Settlements
+    from workers.trainer import Trainer
     from workers.waiters import Waiters
 
 
@@ -46,3 +47,4 @@ class Deps:
     counters: Counters
     clock: Clock
     random_bytes: Callable[[int], bytes]
+    trainer: Trainer | None = None

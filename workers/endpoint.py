@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.core.errors import BodyIncomplete, GatewayError, Overloaded
+from shared.core.errors import ClientGone, GatewayError, Overloaded, ReplyBroken
 from shared.core.trace import traceparent_of
 from workers import responses
 from workers.http.body import read_body
 from workers.http.delivery import deliver, send_response
 from workers.http.watch import connection
 from workers.keyring import ANONYMOUS
+from workers.responses import Streamed
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -32,17 +33,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`body` is whole and within its limit; `path` are the parameters of the route's path."""
+    """`body` is whole and within its limit, or still to be had from `receive` where an endpoint leaves it there;
+    `path` are the parameters of the route's path.
+    """
 
     caller: Caller
     body: bytes
     accept: bytes | None
     connection: Connection
     path: dict[str, str]
+    scope: Scope
+    receive: Receive
     trace: str | None = None  # the caller's traceparent, if it is one
 
 
-Handler = Callable[[Request], Awaitable["Reply"]]
+Handler = Callable[[Request], Awaitable["Reply | Streamed"]]
 
 
 class Endpoint:
@@ -56,38 +61,51 @@ class Endpoint:
         max_body_bytes: Callable[[], int],
         *,
         public: bool = False,
+        streamed: bool = False,
     ) -> None:
+        """`streamed`: the handler takes the body as it comes."""
         self._handler = handler
         self._keyring = keyring
         self._counters = counters
         self._max_body_bytes = max_body_bytes
         self._public = public
+        self._streamed = streamed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._counters.http_requests += 1
         try:
             reply = await self._reply(scope, receive)
-        except BodyIncomplete:
+            if isinstance(reply, Streamed):
+                await reply.run(send)
+                return
+        except ClientGone:
             self._counters.http_client_errors += 1
             log.debug("request was cut off", extra={"path": scope["path"]})
+            return
+        except ReplyBroken as error:
+            self._counters.http_server_errors += 1
+            log.debug("reply was cut off", extra={"path": scope["path"], "error": str(error)})
+            await connection(scope).cut()
             return
         except GatewayError as error:
             if isinstance(error, Overloaded) and error.reason == "upstream":
                 self._counters.rejected_upstream += 1
-            reply = responses.refusal(error)
+            reply = self._refusal(error)
         except Exception as error:
             self._counters.rejected_unexpected += 1
             log.exception("request failed", extra={"path": scope["path"]})
-            reply = responses.refusal(error)
+            reply = self._refusal(error)
         await self._send(scope, send, reply)
 
-    async def _reply(self, scope: Scope, receive: Receive) -> Reply:
-        api_key, accept, trace = _headers(scope)
+    async def _reply(self, scope: Scope, receive: Receive) -> Reply | Streamed:
+        api_key, accept, trace = self._headers(scope)
         # Before the body is read: a stranger cannot make us hold bytes.
         caller = ANONYMOUS if self._public else self._keyring().identify(api_key)
-        body = await read_body(scope, receive, self._max_body_bytes())
+        body = b"" if self._streamed else await read_body(scope, receive, self._max_body_bytes())
         path = scope.get("path_params", {})
-        return await self._handler(Request(caller, body, accept, connection(scope), path, traceparent_of(trace)))
+        return await self._handler(
+            Request(caller, body, accept, connection(scope), path, scope, receive, traceparent_of(trace))
+        )
 
     async def _send(self, scope: Scope, send: Send, reply: Reply) -> None:
         if reply.status >= 500:
@@ -100,8 +118,15 @@ class Endpoint:
         elif await deliver(scope, send, reply.status, headers, reply.body):
             reply.on_delivered()
 
+    def _headers(self, scope: Scope) -> tuple[str | None, bytes | None, bytes | None]:
+        """The API key, `Accept` and `traceparent`."""
+        return tinker_headers(scope)
 
-def _headers(scope: Scope) -> tuple[str | None, bytes | None, bytes | None]:
+    def _refusal(self, error: Exception) -> Reply:
+        return responses.refusal(error)
+
+
+def tinker_headers(scope: Scope) -> tuple[str | None, bytes | None, bytes | None]:
     """`X-API-Key`, `Accept` and `traceparent`."""
     api_key = accept = trace = None
     for name, value in scope["headers"]:

@@ -18,7 +18,9 @@ from shared.store.base import StoreError, StoreFull
 from shared.wire import tinker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
+
+    from starlette.types import Send
 
 JSON: Final = b"application/json"
 PROTOBUF: Final = b"application/x-protobuf"
@@ -34,6 +36,13 @@ class Reply:
     on_delivered: Callable[[], None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A reply that `run` sends itself. It raises `ClientGone`, `ReplyBroken`, and others before it has sent a byte."""
+
+    run: Callable[[Send], Awaitable[None]]
+
+
 STATUS_OF_ANSWER: Final[dict[Answer, int]] = {
     Answer.RESULT: 200,
     Answer.FAILURE: 200,
@@ -44,7 +53,6 @@ STATUS_OF_ANSWER: Final[dict[Answer, int]] = {
 # The first class that matches counts: subclasses come before their bases.
 STATUS_OF_ERROR: Final[tuple[tuple[type[Exception], int], ...]] = (
     (errors.BadRequest, 400),
-    (errors.BodyIncomplete, 400),
     (errors.Unauthorized, 401),
     (errors.Forbidden, 403),
     (errors.NotFound, 404),
@@ -55,6 +63,9 @@ STATUS_OF_ERROR: Final[tuple[tuple[type[Exception], int], ...]] = (
     (errors.Overloaded, 429),
     (StoreError, 429),
     (errors.NotImplementedHere, 501),
+    (errors.UpstreamBroke, 502),
+    (errors.ReplyBroken, 502),
+    (errors.UpstreamUnavailable, 503),
 )
 # Not ours to blame on the client, and not to be hammered: what went wrong is in the log.
 UNEXPECTED: Final = 429

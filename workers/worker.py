@@ -25,7 +25,7 @@ from workers.adapter_loading import AdapterLoader
 from workers.adapters import Adapters
 from workers.app import PublicApp
 from workers.clocks import DeliveryClocks
-from workers.connector import make_client, make_probe_session
+from workers.connector import make_client, make_probe_session, make_training_session
 from workers.deps import Deps, Live
 from workers.dispatcher import Dispatcher
 from workers.execution import Executor
@@ -42,6 +42,7 @@ from workers.registry import Registry
 from workers.sessions import Sessions
 from workers.settlements import Settlements
 from workers.tenants import Tenants
+from workers.trainer import Trainer
 from workers.waiters import Waiters
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Worker:
         self._store = make_store(config.redis_url, settings.key_prefix, clock=self._clock)
         self._client = make_client(settings, config.source_ip)
         self._probe_http = make_probe_session(settings, config.source_ip)
+        self._trainer = _trainer(settings, config.source_ip)
         forwarder = Forwarder(self._client, self._probe_http, self._clock, settings.upstream_api_key)
         catalogue = Catalogue(settings.models, settings.lora_name_template, settings.lora_path)
         self._pool = UpstreamPool(settings.upstreams, forwarder, catalogue, self._clock)
@@ -121,6 +123,7 @@ class Worker:
             counters=self._counters,
             clock=self._clock,
             random_bytes=os.urandom,
+            trainer=self._trainer,
         )
         self._housekeeping = Housekeeping(self._deps, config.instance, settings)
         self._edge = Edge(HttpLimits(keep_alive_s=settings.keep_alive_s))
@@ -174,6 +177,7 @@ class Worker:
         elif (order := await orders) is not None:
             await self._drain(order)
         self._waiters.drain()
+        self._send_back_training()
         await self._server.stop(_LAST_REPLIES_S)
         await self._close()
         return 0 if broken is None else _BROKEN
@@ -229,11 +233,13 @@ class Worker:
             # connection is taken: a 429 would slow the whole client down for ten seconds.
             self._server.stop_accepting()
             self._waiters.drain()
+            self._send_back_training()
         else:
             # The last of its slot. Polls are sent back once, and are then held as ever until the samples have ended:
             # "try again" at once, and again, would make the SDK spin.
             self._dispatcher.drain()
             self._waiters.send_back()
+            self._send_back_training()
         await self._wait_drained(order)
         self._dispatcher.drain()
         if orphaned := self._dispatcher.orphan_all():
@@ -269,6 +275,10 @@ class Worker:
             next_order.cancel()
             await asyncio.gather(idle, next_order, return_exceptions=True)
 
+    def _send_back_training(self) -> None:
+        if self._trainer is not None:
+            self._trainer.send_back()
+
     def _keeps_results(self, order: channel.Drain) -> bool:
         return not order.replaced and self._config.settings.redis_url is None
 
@@ -289,6 +299,8 @@ class Worker:
         await self._pool.close()
         self._client.close()
         await self._probe_http.close()
+        if self._trainer is not None:
+            await self._trainer.close()
         await self._store.close()
         self._supervision.tell(self.status())  # what was counted since the last one
         await self._supervision.close()
@@ -332,6 +344,14 @@ def _settle_garbage_collection() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_EVERY_OBJECTS, 20, 50)
+
+
+def _trainer(settings: Settings, source_ip: str | None) -> Trainer | None:
+    if settings.training_upstream is None:
+        return None
+    session = make_training_session(settings, source_ip)
+    key, forward = settings.training_api_key, settings.training_forward_key
+    return Trainer(settings.training_upstream, session, api_key=key, forward_key=forward)
 
 
 def retry_policy(settings: Settings) -> Policy:

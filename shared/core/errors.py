@@ -12,8 +12,12 @@ in one table, `workers/responses.py`, and nowhere else.
     |   +-- SessionFinished    a submission to a session that was finished
     |   +-- Unauthorized       no key, or one that is not known
     |   +-- Forbidden          above what the key may ask for in one request
-    |   +-- BodyIncomplete     the client went away, or was too slow, before its body was whole
+    |   +-- ClientGone         the client went away: there is nobody to answer
+    |       +-- BodyIncomplete   before its body was whole, or was too slow
     +-- Overloaded             back-pressure: admission, Redis full, Redis away. Always retryable
+    +-- UpstreamUnavailable    a server behind us did not get a request that was passed on: it may be sent again
+    +-- UpstreamBroke          ... got it, perhaps, and did not answer whole: the caller decides
+    +-- ReplyBroken            ... and its reply broke off when the client had a part of it
     +-- NotImplementedHere     a path that needs --training-upstream
     +-- StoreError             see shared/store/base.py
     +-- ConfigError            a wrong flag; start exits with 2
@@ -59,7 +63,11 @@ class Forbidden(ClientError):
     pass
 
 
-class BodyIncomplete(ClientError):
+class ClientGone(ClientError):
+    pass
+
+
+class BodyIncomplete(ClientGone):
     pass
 
 
@@ -69,6 +77,18 @@ class Overloaded(GatewayError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class UpstreamUnavailable(GatewayError):
+    pass
+
+
+class UpstreamBroke(GatewayError):
+    pass
+
+
+class ReplyBroken(GatewayError):
+    pass
 
 
 class NotImplementedHere(GatewayError):

@@ -245,11 +245,11 @@ def sampler(sampler_id: str, base_model: str, model_path: str | None) -> bytes:
     return orjson.dumps(document)
 
 
-def capabilities(models: Mapping[str, int | None]) -> bytes:
+def capabilities(models: Mapping[str, int | None], *, trainable: bool = False) -> bytes:
     """`models`: name -> context length in tokens, None where the upstream does not tell."""
     listed: list[dict[str, Any]] = []
     for name, context_tokens in models.items():
-        entry: dict[str, Any] = {"model_name": name, "trainable": False, "sampleable": True}
+        entry: dict[str, Any] = {"model_name": name, "trainable": trainable, "sampleable": True}
         if context_tokens is not None:
             entry["max_context_length"] = context_tokens
         listed.append(entry)

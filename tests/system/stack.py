@@ -153,16 +153,31 @@ running: Final[list[Stack]] = []
 @contextmanager
 def running_stack(directory: Path, *flags: str, simulator_flags: Sequence[str] = ()) -> Iterator[Stack]:
     """Two workers with a source IP each unless `flags` say otherwise. All of it is gone afterwards, come what may."""
-    simulator = Simulator(directory, *simulator_flags)
+    with (
+        running_simulator(directory, *simulator_flags) as simulator,
+        running_gateway(directory, simulator, *flags) as stack,
+    ):
+        yield stack
+
+
+@contextmanager
+def running_simulator(directory: Path, *flags: str) -> Iterator[Simulator]:
+    simulator = Simulator(directory, *flags)
     try:
-        defaults = ["--workers", str(WORKERS), "--source-ips", SOURCE_IPS, "--log-format", "text"]
-        gateway = Gateway(directory, simulator.url, *defaults, *flags)
-        stack = Stack(directory, simulator, gateway)
-        running.append(stack)
-        try:
-            yield stack
-        finally:
-            running.remove(stack)
-            gateway.close()
+        yield simulator
     finally:
         simulator.process.kill()
+
+
+@contextmanager
+def running_gateway(directory: Path, simulator: Simulator, *flags: str) -> Iterator[Stack]:
+    """A gateway in front of a simulator that the caller runs."""
+    defaults = ["--workers", str(WORKERS), "--source-ips", SOURCE_IPS, "--log-format", "text"]
+    gateway = Gateway(directory, simulator.url, *defaults, *flags)
+    stack = Stack(directory, simulator, gateway)
+    running.append(stack)
+    try:
+        yield stack
+    finally:
+        running.remove(stack)
+        gateway.close()

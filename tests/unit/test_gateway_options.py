@@ -103,7 +103,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"upstream": ("http://me:hunter2@x",)}, "--upstream: this value is not allowed; credentials"),
     ({"redis_url": "http://:hunter2@x"}, "--redis-url: this value is not allowed; allowed are redis://"),
     ({"redis_url": "redis+cluster://x/1"}, "--redis-url: 'redis+cluster://x/1' is not allowed; allowed are redis://"),
-    ({"training_upstream": "http://x"}, "--training-upstream is not supported by this version yet"),
+    (
+        {"training_upstream": "x"},
+        "--training-upstream: 'x' is not allowed; give the base URL of a Tinker training server",
+    ),
+    ({"training_upstream": "http://me:hunter2@x"}, "--training-upstream: this value is not allowed; credentials"),
+    ({"training_upstream": "http://x/api/v1"}, "give the base URL without /api/v1"),
+    ({"training_forward_key": "true"}, "--training-forward-key has no meaning without --training-upstream"),
+    ({"training_api_key_file": "key"}, "--training-api-key-file has no meaning without --training-upstream"),
+    (
+        {"training_upstream": "http://x", "training_api_key_file": "key", "training_forward_key": "true"},
+        "--training-forward-key: --training-api-key-file is given as well",
+    ),
     ({"lora_path": "/x"}, "--lora-path: '/x' is not allowed; with --lora-path both {run_id} and {checkpoint}"),
     ({"host": "0.0.0.0"}, "--host: '0.0.0.0' is not a loopback address and there are no API keys"),
     ({"admin_host": "::"}, "--admin-host: '::' is not a loopback address; that needs --admin-key-file"),
@@ -129,6 +140,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"config": "value"}, "value: port: 'x' is not allowed; give a whole number"),
 ]
 FILES = {
+    "key": "tml-operator",
     "two": "a\nb",
     "broken": "port = ",
     "typo": "max-inflight = 3",
@@ -154,7 +166,12 @@ def test_a_wrong_value_is_one_line_that_says_what_is_allowed(given: dict[str, An
 def test_every_field_of_settings_can_be_given_and_every_flag_has_a_field() -> None:
     from gateway.options import _FIELDS, _FILES
 
-    contents = {"upstream_api_key_file": "upstream_api_key", "api_keys_file": "api_keys", "admin_key_file": "admin_key"}
+    contents = {
+        "upstream_api_key_file": "upstream_api_key",
+        "training_api_key_file": "training_api_key",
+        "api_keys_file": "api_keys",
+        "admin_key_file": "admin_key",
+    }
     assert set(contents) == set(_FILES)
     reached = {contents.get(flag.key) or _FIELDS.get(flag.key, flag.key) for flag in FLAGS}
     assert reached == set(Settings.__struct_fields__)

@@ -28,6 +28,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from workers.http import refusal
+from workers.http.flow import TimedFlow
 from workers.http.refusal import Refusal
 from workers.http.watch import EXTENSION, SocketConnection
 
@@ -64,6 +65,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         high_water_bytes = self.edge.limits.write_buffer_bytes
         transport.set_write_buffer_limits(high=high_water_bytes)
+        self.flow: TimedFlow = TimedFlow(transport, self.loop.time)
         self.connection = SocketConnection(transport, self.flow, high_water_bytes)
         self._extensions: dict[str, Any] = {EXTENSION: self.connection}
         self._phase = Phase.BETWEEN
@@ -73,6 +75,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._has_body = False
         self._discarded_bytes = 0
         self._arriving_since_s = 0.0
+        self._paused_before_s = 0.0
         self._progress = (0, 0, 0)
         self._quiet_bytes = 0
         self._unread_bytes = 0
@@ -83,6 +86,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.edge.forget(self)
         self.connection.lose(broken=exc is not None)
         super().connection_lost(exc)
+        self.connection.closed()
 
     def eof_received(self) -> None:
         self.connection.lose(broken=True)
@@ -126,6 +130,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """A request that is not whole after this read: starts its deadline, bounds what the parser holds of it."""
         if self not in self.edge.arriving:
             self._arriving_since_s = self.loop.time()
+            self._paused_before_s = self.flow.paused_s(self._arriving_since_s)
             self.edge.watch(self.edge.arriving, self, self.loop)
         progress = (len(self.url), len(self.headers), self._body_bytes)
         if progress != self._progress:
@@ -326,10 +331,11 @@ class GatewayProtocol(HttpToolsProtocol):
             self._watch_closing()
 
     def arrival_overdue(self, now_s: float) -> None:
-        if self.flow.read_paused:
-            # We stopped reading (an earlier request is still being answered): this time is not the client's.
-            self._arriving_since_s = now_s
-        elif self._phase is Phase.HEAD or now_s - self._arriving_since_s >= self._body_allowed_s():
+        # While we do not read (a body that is passed on slowly, an earlier request that is still being answered) the
+        # time is not the client's.
+        paused_s = self.flow.paused_s(now_s) - self._paused_before_s
+        arriving_s = now_s - self._arriving_since_s - paused_s
+        if not self.flow.read_paused and (self._phase is Phase.HEAD or arriving_s >= self._body_allowed_s()):
             self._refuse(Refusal(HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive whole in time."))
             return
         self.edge.watch(self.edge.arriving, self, self.loop)

@@ -60,6 +60,10 @@ class Connection:
         for callback in callbacks:
             callback()
 
+    async def cut(self) -> None:
+        """Ends the connection at once: its reply can be neither finished nor taken back."""
+        self.lose(broken=True)
+
     async def drained(self) -> bool:
         """Waits until every byte written so far is out of our hands; whether the client was there to take them."""
         return not self.broken
@@ -68,13 +72,29 @@ class Connection:
 class SocketConnection(Connection):
     """A connection with a transport beneath it."""
 
-    __slots__ = ("_flow", "_high_water_bytes", "_transport")
+    __slots__ = ("_closed", "_flow", "_high_water_bytes", "_is_closed", "_transport")
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, high_water_bytes: int) -> None:
         super().__init__()
         self._transport = transport
         self._flow = flow
         self._high_water_bytes = high_water_bytes
+        self._is_closed = False
+        self._closed: asyncio.Future[None] | None = None
+
+    async def cut(self) -> None:
+        await super().cut()
+        self._transport.abort()
+        # uvicorn must have heard of it when its application returns, or it reports a reply that was forgotten.
+        if not self._is_closed:
+            self._closed = asyncio.get_running_loop().create_future()
+            await self._closed
+
+    def closed(self) -> None:
+        """The transport has ended, and uvicorn knows."""
+        self._is_closed = True
+        if self._closed is not None and not self._closed.done():
+            self._closed.set_result(None)
 
     async def drained(self) -> bool:
         # uvloop writes at the end of the loop's turn, and learns of a reset by that write or in the next poll.

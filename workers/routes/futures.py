@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shared.core import ids
+from shared.core import ids, trainer_ids
 from shared.core.errors import NotFound
 from shared.core.lifecycle import ANSWERS, Answer, State
 from shared.store.base import LogPage, StoreError, StoreUnavailable
@@ -17,7 +17,8 @@ from shared.wire import proto, tinker
 from workers import lost, responses
 from workers.control import cancel_message
 from workers.missing import may_come_back
-from workers.responses import PROTOBUF, Reply
+from workers.responses import PROTOBUF, Reply, Streamed
+from workers.routes import training
 from workers.waiters import Wake
 
 if TYPE_CHECKING:
@@ -42,9 +43,11 @@ _STORE_RETRY_S: Final = 1.0
 _NO_SESSION: Final = ""
 
 
-async def retrieve_future(deps: Deps, request: Request) -> Reply:
+async def retrieve_future(deps: Deps, request: Request) -> Reply | Streamed:
     """Hold until the sample has settled; its result, its failure, "submit again", or "try again"."""
     call = tinker.decode_retrieve_future(request.body)
+    if not trainer_ids.is_of_sample(call.request_id):
+        return await training.retrieve_future(deps, request, call)
     session, key = _find(deps, call.request_id, request.caller)
     deps.counters.polls += 1
     deps.sessions.note(session.session_id)

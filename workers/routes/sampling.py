@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from shared.core import ids
 from shared.core.admission import refuse_request
-from shared.core.errors import BadRequest, Forbidden, NotFound, Overloaded
+from shared.core.errors import BadRequest, Forbidden, Overloaded
 from shared.core.model import ModelRef
 from shared.wire import tinker, vllm
 from workers import responses
+from workers.routes import training
 
 if TYPE_CHECKING:
     from shared.core.model import SamplingSession
@@ -55,14 +56,13 @@ def _session_of(deps: Deps, call: tinker.SampleCall, caller: Caller) -> Sampling
 async def create_sampling_session(deps: Deps, request: Request) -> Reply:
     """Bind a model for sampling. The same (session, number, model) always gives the same id."""
     call = tinker.decode_create_sampling_session(request.body)
-    if not ids.owns_session(call.session_id, request.caller.secret):
-        raise NotFound("there is no such session")
+    session_id = training.session_name(deps, call.session_id, request)
     model = ModelRef(call.base_model, call.model_path)
     await deps.adapters.bind(model)
-    await deps.sessions.require_alive(call.session_id)
+    await deps.sessions.require_alive(session_id)
     number = call.sampling_session_seq_id
     ordinal = str(number).encode() if number is not None else deps.random_bytes(ids.RANDOM_BYTES)
-    session = ids.sampling_session(call.session_id, ordinal, model, request.caller.secret)
+    session = ids.sampling_session(session_id, ordinal, model, request.caller.secret)
     return responses.ok(tinker.sampling_session(session.sampling_session_id))
 
 

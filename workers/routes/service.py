@@ -6,16 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from shared.core import ids
-from shared.core.errors import NotFound, SessionFinished
+from shared.core.errors import SessionFinished
 from shared.store.base import StoreError
 from shared.wire import tinker
 from workers import responses
 from workers.control import finish_message
+from workers.routes import training
 
 if TYPE_CHECKING:
     from workers.deps import Deps
     from workers.endpoint import Request
-    from workers.responses import Reply
+    from workers.responses import Reply, Streamed
 
 # A heartbeat is answered well within the SDK's 10 s even when the store is not; the next one comes in 10 s.
 _HEARTBEAT_STORE_S: Final = 2.0
@@ -32,16 +33,19 @@ async def dynamic_config(deps: Deps, request: Request) -> Reply:
     return responses.ok(tinker.dynamic_config())
 
 
-async def create_session(deps: Deps, request: Request) -> Reply:
+async def create_session(deps: Deps, request: Request) -> Reply | Streamed:
     tinker.decode_create_session(request.body)
+    if deps.trainer is not None:
+        return await training.create_session(deps, request, deps.trainer)
     session_id = ids.new_session_id(deps.random_bytes(ids.RANDOM_BYTES), request.caller.secret)
     await deps.sessions.open(session_id, request.caller, deps.live.settings.session_timeout_s)
     return responses.ok(tinker.session(session_id))
 
 
-async def session_heartbeat(deps: Deps, request: Request) -> Reply:
+async def session_heartbeat(deps: Deps, request: Request) -> Reply | Streamed:
     """410 only after a finish: a session that the store lost is alive again by this."""
-    session_id = _own_session(tinker.decode_heartbeat(request.body).session_id, request)
+    named = tinker.decode_heartbeat(request.body).session_id
+    session_id = training.session_name(deps, named, request)
     deps.sessions.note(session_id)
     try:
         async with asyncio.timeout(_HEARTBEAT_STORE_S):
@@ -51,18 +55,19 @@ async def session_heartbeat(deps: Deps, request: Request) -> Reply:
         alive = True
     if not alive:
         raise SessionFinished("this session was finished")
-    return responses.ok()
+    return responses.ok() if session_id == named else await training.heartbeat(deps, request)
 
 
-async def finish_session(deps: Deps, request: Request) -> Reply:
+async def finish_session(deps: Deps, request: Request) -> Reply | Streamed:
     """The first one wins; what runs is cancelled, on every worker."""
-    session_id = _own_session(request.path["session_id"], request)
+    named = request.path["session_id"]
+    session_id = training.session_name(deps, named, request)
     tinker.decode_finish(request.body)
     if await deps.store.finish_session(session_id, deps.clock.wall_ms()):
         await deps.store.broadcast(finish_message(session_id))
     deps.sessions.mark_finished(session_id)
     deps.dispatcher.end_session(session_id)
-    return responses.ok()
+    return responses.ok() if session_id == named else await training.finish(deps, request)
 
 
 async def telemetry(deps: Deps, request: Request) -> Reply:
@@ -73,14 +78,9 @@ async def telemetry(deps: Deps, request: Request) -> Reply:
 async def server_capabilities(deps: Deps, request: Request) -> Reply:
     if not deps.pool.catalogue.known:
         await deps.pool.learn_models()
-    return responses.ok(tinker.capabilities(deps.pool.catalogue.base_models()))
+    models = deps.pool.catalogue.base_models()
+    return responses.ok(tinker.capabilities(models, trainable=deps.trainer is not None))
 
 
 async def healthz(deps: Deps, request: Request) -> Reply:
     return responses.ok(b'{"status":"ok"}')
-
-
-def _own_session(session_id: str, request: Request) -> str:
-    if not ids.owns_session(session_id, request.caller.secret):
-        raise NotFound("there is no such session")
-    return session_id

@@ -21,7 +21,7 @@ from workers.http.watch import connection
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 DEADLINE_S = 10.0
 MIB = 1024 * 1024
@@ -79,7 +79,6 @@ class Served:
     edge: Edge
     server: PublicServer
     port: int
-    app: Application
 
     def sweep_after(self, seconds: float) -> None:
         """What the sweep would do `seconds` from now."""
@@ -99,6 +98,11 @@ class Served:
             return await client.read_to_end()
         finally:
             client.close()
+
+
+@dataclass
+class ServedApplication(Served):
+    app: Application
 
 
 class Client:
@@ -148,18 +152,29 @@ class Client:
 @asynccontextmanager
 async def serving(
     limits: HttpLimits | None = None, *, tls_files: tuple[str, str] | None = None
-) -> AsyncIterator[Served]:
+) -> AsyncIterator[ServedApplication]:
     """`tls_files` are the paths of a certificate and its key."""
+    application = Application()
+    async with serving_app(application, limits, tls_files=tls_files) as served:
+        try:
+            yield ServedApplication(served.edge, served.server, served.port, application)
+        finally:
+            application.release.set()
+
+
+@asynccontextmanager
+async def serving_app(
+    app: ASGIApp, limits: HttpLimits | None = None, *, tls_files: tuple[str, str] | None = None
+) -> AsyncIterator[Served]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    edge, application = Edge(limits or HttpLimits()), Application()
+    edge = Edge(limits or HttpLimits())
     tls_cert, tls_key = tls_files or (None, None)
-    server = PublicServer(application, listener, edge, backlog=1024, tls_cert=tls_cert, tls_key=tls_key)
+    server = PublicServer(app, listener, edge, backlog=1024, tls_cert=tls_cert, tls_key=tls_key)
     await server.start()
     try:
-        yield Served(edge, server, listener.getsockname()[1], application)
+        yield Served(edge, server, listener.getsockname()[1])
     finally:
-        application.release.set()
         server.stop_accepting()
         await until(lambda: edge.sweep(float("inf")) or not edge.open, "all connections closed")
         listener.close()

@@ -1,0 +1,88 @@
+"""What is read and rewritten of a training server's JSON. Everything else of it passes unread."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from shared.core.trainer_ids import is_usable
+from shared.wire.strict import decode
+
+T = TypeVar("T")
+
+
+class SaveForSampler(msgspec.Struct, frozen=True):
+    """A call of `save_weights_for_sampler`."""
+
+    model_id: str
+
+
+class SamplerInfo(msgspec.Struct, frozen=True):
+    """The reply of `samplers/{id}`."""
+
+    model_path: str | None = None
+
+
+class _Session(msgspec.Struct):
+    session_id: str
+
+
+class _Promise(msgspec.Struct):
+    request_id: str
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """The result of `save_weights_for_sampler`: a path, or a sampling session that samples from what was saved."""
+
+    path: str | None = None
+    sampling_session_id: str | None = None
+
+
+_calls: Final = msgspec.json.Decoder(SaveForSampler)
+_sessions: Final = msgspec.json.Decoder(_Session)
+_promises: Final = msgspec.json.Decoder(_Promise)
+_saved: Final = msgspec.json.Decoder(Saved)
+_samplers: Final = msgspec.json.Decoder(SamplerInfo)
+_objects: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def decode_save_for_sampler(body: bytes) -> SaveForSampler:
+    """Raises `BadRequest`."""
+    return decode(_calls, body, "save_weights_for_sampler")
+
+
+def session_id_of(body: bytes) -> str | None:
+    """The id in a reply of `create_session`; None when there is none that can be used."""
+    found = _read(_sessions, body)
+    usable = found is not None and is_usable(found.session_id) and not found.session_id.startswith("gws-")
+    return found.session_id if found is not None and usable else None
+
+
+def promised_id(body: bytes) -> str | None:
+    """The request id of a promise."""
+    found = _read(_promises, body)
+    return found.request_id if found is not None else None
+
+
+def saved(body: bytes) -> Saved | None:
+    """The result of a save; None when the body is something else (still running, an error)."""
+    return _read(_saved, body)
+
+
+def sampler_info(body: bytes) -> SamplerInfo | None:
+    return _read(_samplers, body)
+
+
+def replaced(body: bytes, name: str, value: str) -> bytes:
+    """The JSON object with one value replaced and every other as it was written. Raises `ValueError`."""
+    fields = _objects.decode(body)
+    fields[name] = msgspec.Raw(msgspec.json.encode(value))
+    return msgspec.json.encode(fields)
+
+
+def _read(decoder: msgspec.json.Decoder[T], body: bytes) -> T | None:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
