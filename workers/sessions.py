@@ -87,6 +87,22 @@ class Sessions:
             await self._store.drop_sessions(tag, [session_id])
             raise Overloaded(rejection.reason, rejection.message)
 
+    async def require_room(self, caller: Caller, timeout_s: float) -> None:
+        """Whether the caller may open a session that another server is about to make. Raises as `open`.
+
+        Of several that race for the last place all get in: what that server has made cannot be taken back.
+        """
+        if caller.limits.max_sessions is not None:
+            others = await self._living_others(ids.owner_tag(caller.secret), "", timeout_s)
+            if rejection := refuse_session(others, caller.limits.max_sessions):
+                raise Overloaded(rejection.reason, rejection.message)
+
+    async def enter(self, session_id: str, caller: Caller) -> None:
+        """Count a session that another server has made. Raises `StoreError` where it could not be counted."""
+        self.note(session_id)
+        if caller.limits.max_sessions is not None:
+            await self._store.enter_session(ids.owner_tag(caller.secret), session_id)
+
     async def _living_others(self, tag: str, session_id: str, timeout_s: float) -> int:
         names = [name for name in await self._store.sessions_of(tag) if name != session_id]
         infos = await self._store.session_infos(names)

@@ -11,6 +11,7 @@ Everything that is not about sampling is streamed through. A few small calls are
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from shared.core import trainer_ids
@@ -18,6 +19,7 @@ from shared.core.errors import NotFound, NotImplementedHere, Overloaded, Upstrea
 from shared.core.lifecycle import Answer
 from shared.core.model import Category, Failure
 from shared.core.trainer_ids import TrainerFuture
+from shared.store.base import StoreError
 from shared.wire import tinker
 from shared.wire import trainer as wire
 from workers import responses
@@ -70,12 +72,14 @@ def session_name(deps: Deps, session_id: str, request: Request) -> str:
 
 async def create_session(deps: Deps, request: Request, trainer: Trainer) -> Streamed:
     """Made there, known here. Once it is made nothing here may refuse it: it would be made again."""
+    await deps.sessions.require_room(request.caller, deps.live.settings.session_timeout_s)
     told = await _ask(deps, request, trainer.whole(request))
     if told.is_success:
         session_id = wire.session_id_of(told.body)
         if session_id is None:
             raise UpstreamBroke("the training server's reply to create_session has no session_id that can be used")
-        deps.sessions.note(session_name(deps, session_id, request))
+        with suppress(StoreError):
+            await deps.sessions.enter(session_name(deps, session_id, request), request.caller)
     return _passed_back(told)
 
 
