@@ -77,7 +77,7 @@ class PublicApp:
         await (self._elsewhere if is_api else self._nowhere)(scope, receive, send)
 
 
-def _starlette(make: Callable[..., Endpoint], routed: Sequence[Route_]) -> Starlette:
+def _starlette(make: Callable[..., Endpoint], routed: Sequence[Route_] = ROUTED) -> Starlette:
     routes = [Route(API + path, make(handler), methods=[method]) for method, path, handler in routed]
     # The hot ones again, so that a wrong method on them is a 405 like on any other.
     routes += [Route(API + path, make(handler), methods=[method]) for method, path, handler in HOT]
