@@ -110,6 +110,9 @@ def simulator_command(scenario: Scenario, port: int = 0) -> list[str]:
     command = [sys.executable, "-m", "gateway", "simulate-vllm", "--port", str(port), "--mode", scenario.vllm_mode]
     command += ["--gen-seconds", f"{scenario.gen_seconds:g}"]
     command += ["--processes", str(scenario.simulator_processes)]
+    # Which of several processes gets how many is the kernel's choice.
+    if scenario.vllm_mode == "barrier" and scenario.simulator_processes == 1:
+        command += ["--barrier-size", str(min(scenario.concurrency, scenario.samples))]
     if scenario.max_num_seqs is not None:
         command += ["--max-num-seqs", str(scenario.max_num_seqs)]
     context_tokens = scenario.prompt_tokens + scenario.max_tokens

@@ -50,6 +50,13 @@ from gateway.simulator.simulator import Simulator
     help="Generations at once in latency mode; 0: no limit.",
 )
 @click.option(
+    "--barrier-size",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Requests that barrier mode lets go together; 0: all, once none has come for a moment.",
+)
+@click.option(
     "--logprobs-mode",
     type=click.Choice(["processed_logprobs", "raw_logprobs"]),
     default="processed_logprobs",
@@ -85,6 +92,7 @@ def simulate_vllm(
     mode: str,
     gen_seconds: float,
     max_num_seqs: int,
+    barrier_size: int,
     logprobs_mode: str,
     lora: str,
     keep_alive: float,
@@ -112,6 +120,7 @@ def simulate_vllm(
         mode=mode,  # type: ignore[arg-type] # click has checked it
         gen_seconds=gen_seconds,
         max_num_seqs=max_num_seqs,
+        barrier_size=barrier_size,
         lora=lora,  # type: ignore[arg-type] # click has checked it
         raw_logprobs=logprobs_mode == "raw_logprobs",
         keep_alive_s=keep_alive,

@@ -12,8 +12,8 @@ Mode = Literal["instant", "latency", "barrier"]
 @dataclass(frozen=True, slots=True)
 class SimulatorConfig:
     """`mode`: instant answers at once; latency takes `gen_seconds` for each request, `max_num_seqs` at a time; barrier
-    holds all and lets them go together, `barrier_idle_s` after the last one came. `lora`: adapters may be loaded from
-    any path, or where files are, or not at all.
+    holds all and lets them go together, when `barrier_size` (0: any number) have come, or none for `barrier_idle_s`.
+    `lora`: adapters may be loaded from any path, or where files are, or not at all.
     """
 
     host: str = "127.0.0.1"
@@ -24,6 +24,7 @@ class SimulatorConfig:
     gen_seconds: float = 1.0
     max_num_seqs: int = 0  # 0: no limit
     barrier_idle_s: float = 0.2
+    barrier_size: int = 0
     raw_logprobs: bool = False
     lora: LoraMode = "any"
     # uvicorn's default, and so vLLM's.

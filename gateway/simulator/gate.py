@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -54,11 +54,17 @@ class Latency:
         pass
 
 
-class Barrier:
-    """All together, once nothing new has come for `idle_s`."""
+# A batch of a known size is waited for, also on a machine that is so busy that its requests come in spurts.
+_STRAGGLER_S: Final = 2.0
 
-    def __init__(self, idle_s: float) -> None:
-        self._idle_s = idle_s
+
+class Barrier:
+    """All together, once `size` are held (0: no number is awaited), or nothing new has come for `idle_s`."""
+
+    def __init__(self, idle_s: float, size: int = 0) -> None:
+        self._idle_s = max(idle_s, _STRAGGLER_S) if size else idle_s
+        self._size = size
+        self._held = 0
         self._opened = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -67,10 +73,22 @@ class Barrier:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(self._idle_s, self.release)
-        await self._opened.wait()
+        opened = self._opened
+        self._held += 1
+        if self._held == self._size:
+            self.release()
+        try:
+            await opened.wait()
+        except asyncio.CancelledError:
+            # A client that leaves is held no more; those that were let go are counted no more.
+            self._held -= opened is self._opened
+            raise
 
     def release(self) -> None:
         opened, self._opened = self._opened, asyncio.Event()
+        self._held = 0
+        if self._timer is not None:
+            self._timer.cancel()
         opened.set()
 
 
@@ -79,5 +97,5 @@ def make_gate(config: SimulatorConfig) -> Gate:
         case "latency":
             return Latency(config.gen_seconds, config.max_num_seqs)
         case "barrier":
-            return Barrier(config.barrier_idle_s)
+            return Barrier(config.barrier_idle_s, config.barrier_size)
     return Instant()

@@ -367,6 +367,21 @@ async def test_a_barrier_holds_all_until_it_is_released(bench: Bench) -> None:
     assert bench.simulator.stats()["peak_in_flight"] == 3
 
 
+@configured(mode="barrier", barrier_idle_s=1000.0, barrier_size=3)
+async def test_a_barrier_of_a_size_opens_for_so_many_that_are_still_there(bench: Bench) -> None:
+    clients = [await bench.client() for _ in range(4)]
+    for number, client in enumerate(clients[:2], 1):
+        client.ask(f"s{number}-a1")
+    await bench.until("two", lambda stats: stats["in_flight"] == 2)
+    clients[0].writer.close()
+    await bench.until("one has left", lambda stats: stats["aborted"] == 1)
+    clients[2].ask("s3-a1")
+    await bench.until("two again", lambda stats: stats["in_flight"] == 2)
+    assert bench.simulator.stats()["completed"] == 0
+    clients[3].ask("s4-a1")
+    assert [(await client.reply())[0] for client in clients[1:]] == [200, 200, 200]
+
+
 @configured(mode="barrier", barrier_idle_s=0.02)
 async def test_a_barrier_opens_by_itself_when_nobody_comes_any_more(bench: Bench) -> None:
     await (await bench.client()).completion()

@@ -121,6 +121,16 @@ def test_commands_pass_on_what_the_scenario_says() -> None:
     assert gateway[gateway.index("--workers") + 1] == "3"
 
 
+def test_a_barrier_waits_for_all_that_are_in_flight_at_once() -> None:
+    def size(**values: Any) -> str | None:
+        command = simulator_command(resolve(None, {"vllm_mode": "barrier", **values}))
+        return command[command.index("--barrier-size") + 1] if "--barrier-size" in command else None
+
+    assert size(samples=100, concurrency=40) == "40"
+    assert size(samples=100, concurrency=400) == "100"
+    assert size(samples=100, simulator_processes=2) is None
+
+
 def test_the_simulated_context_grows_with_what_is_asked_for() -> None:
     assert "--max-model-len" not in simulator_command(resolve(None, {}))
     command = simulator_command(resolve(None, {"prompt_tokens": 100, "max_tokens": 262_144}))
