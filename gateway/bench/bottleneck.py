@@ -22,6 +22,7 @@ class Load:
     simulators: UsageLedger
     ours: tuple[UsageLedger, ...]  # all of the run's processes, those two among them
     machine: MachineLedger
+    listen_overflows: int = 0  # of the whole machine
 
 
 def warnings_of(load: Load) -> list[str]:
@@ -34,6 +35,7 @@ def warnings_of(load: Load) -> list[str]:
         _saturated("a simulated vLLM", "give it more --simulator-processes", load.simulators, looked_s),
         _full(load.machine, looked_s),
         _others(load, looked_s),
+        _overflows(load.listen_overflows),
     ]
     return [sentence for sentence in told if sentence]
 
@@ -63,3 +65,12 @@ def _others(load: Load, looked_s: float) -> str:
     if others < _NOTICED_SHARE * load.machine.cpus:
         return ""
     return f"other programs took {others:.1f} of the machine's {load.machine.cpus} cores meanwhile"
+
+
+def _overflows(count: int) -> str:
+    if not count:
+        return ""
+    return (
+        f"{count:,} connection attempts met a full accept queue (net.core.somaxconn) on this machine; "
+        "each waits a second or more until the kernel tries again"
+    )

@@ -76,9 +76,8 @@ def build_run(facts: RunFacts, seen: Observations) -> Run:
 
 
 def build_series(facts: RunFacts, seen: Observations) -> Series:
-    health_s = np.column_stack(
-        (np.asarray(seen.healthz_at_s, float) - facts.started_s, np.asarray(seen.healthz_ms, float) / 1e3)
-    )
+    answered = [(at_s, took_ms / 1e3) for at_s, took_ms in zip(seen.healthz_at_s, seen.healthz_ms, strict=True)]
+    health_s = np.array(sorted(answered + seen.healthz_unanswered_s), float).reshape(-1, 2) - (facts.started_s, 0.0)
     return Series(
         seconds=facts.seconds,
         latency_s=report.merge_latencies(client.latency_s for client in facts.clients).astype(np.float64),
@@ -129,7 +128,9 @@ def build_report(facts: RunFacts, seen: Observations) -> Report:
 
 def load_of(seen: Observations) -> Load:
     ours = (seen.workers, seen.redis, seen.clients, seen.simulators, seen.aside)
-    return Load(seen.clients, seen.simulators, ours, seen.machine)
+    first, last = seen.first_listen_overflows, seen.last_listen_overflows
+    overflows = last - first if first is not None and last is not None else 0
+    return Load(seen.clients, seen.simulators, ours, seen.machine, overflows)
 
 
 def _gateway(seen: Observations, completed: int, reexecutions: int | None) -> Gateway:

@@ -89,6 +89,21 @@ def busy_seconds(stat: str) -> float:
     return (user + nice + system + sum(rest)) / _TICKS_PER_S
 
 
+def listen_overflows() -> int | None:
+    """Connection attempts that met a full accept queue, since the machine started; None where the kernel tells none."""
+    try:
+        return netstat_value((_PROC / "net" / "netstat").read_text(), "ListenOverflows")
+    except OSError:
+        return None
+
+
+def netstat_value(netstat: str, name: str) -> int | None:
+    """One value of /proc/net/netstat: lines come in pairs, names above values."""
+    lines = [line.split() for line in netstat.splitlines()]
+    found = (dict(zip(names, values, strict=False)) for names, values in zip(lines[::2], lines[1::2], strict=False))
+    return next((int(pairs[name]) for pairs in found if name in pairs), None)
+
+
 def machine() -> Machine:
     return Machine(
         cpus=cpus(),

@@ -25,8 +25,8 @@ class Series:
     """Times are seconds after the first submission.
 
     `latency_s`, `submit_s`: float64[n]. `spans_s`: float64[n, 2], submission and result of each good sample.
-    `health_s`: float64[n, 2], when healthz was asked and how long it took. `cpu_s`: by whose it is, float64[n, 2], when
-    it was looked at and the CPU seconds spent until then.
+    `health_s`: float64[n, 2], when healthz was asked and how long it took, or was waited for. `cpu_s`: by whose it is,
+    float64[n, 2], when it was looked at and the CPU seconds spent until then.
     """
 
     seconds: float

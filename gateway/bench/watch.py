@@ -49,6 +49,10 @@ class Observations:
     # When each of `healthz_ms` was asked for, monotonic.
     healthz_at_s: list[float] = field(default_factory=list)
     healthz_failures: int = 0
+    # Of the unanswered ones, when and for how long they were waited for.
+    healthz_unanswered_s: list[tuple[float, float]] = field(default_factory=list)
+    first_listen_overflows: int | None = None
+    last_listen_overflows: int | None = None
     loop_lag_ms_p99: list[float] = field(default_factory=list)
     loop_lag_ms_max: float | None = None
     redis_peak_bytes: int | None = None
@@ -79,6 +83,17 @@ class Observations:
         self.simulators.look(_usages(pids.simulators), at_s)
         self.aside.look(_usages(pids.aside), at_s)
         self.machine.look(procfs.machine_busy_seconds(), at_s)
+        self.last_listen_overflows = procfs.listen_overflows()
+        if self.first_listen_overflows is None:
+            self.first_listen_overflows = self.last_listen_overflows
+
+    def take_health(self, at_s: float, took_s: float, *, answered: bool) -> None:
+        if answered:
+            self.healthz_at_s.append(at_s)
+            self.healthz_ms.append(took_s * 1e3)
+        else:
+            self.healthz_failures += 1
+            self.healthz_unanswered_s.append((at_s, took_s))
 
     def take_stats(self, stats: dict[str, Any]) -> None:
         self.first_stats = stats if self.first_stats is None else self.first_stats
@@ -195,11 +210,8 @@ class Watch:
         url = f"{self._deployment.url}/api/v1/healthz"
         while True:
             started_s = time.monotonic()
-            if await self._get_json(url) is None:
-                self.observations.healthz_failures += 1
-            else:
-                self.observations.healthz_at_s.append(started_s)
-                self.observations.healthz_ms.append((time.monotonic() - started_s) * 1e3)
+            answer = await self._get_json(url)
+            self.observations.take_health(started_s, time.monotonic() - started_s, answered=answer is not None)
             await asyncio.sleep(_HEALTHZ_S)
 
     async def _get_json(self, url: str) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import tempfile
 from pathlib import Path
@@ -55,6 +56,7 @@ async def test_the_demo_gets_every_sample_right_and_leaves_nothing(temporary_dir
     code, output = await finished("demo", "--samples", "200")
     assert code == 0, output
     assert "200 of 200 ok, 0 failed, 0 wrong, 0 lost" in output
+    assert re.search(r"workers +2 processes, .* s CPU, .* ms per sample", output)
     assert "127.0.2.1" in output and "127.0.2.2" in output
     assert "OK: nothing lost, nothing wrong, nothing executed twice" in output
     assert processes_mentioning(str(temporary_directory)) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.bench.bottleneck import Load, warnings_of
-from gateway.bench.procfs import ProcessUsage, busy_seconds, cpus, machine_busy_seconds
+from gateway.bench.procfs import ProcessUsage, busy_seconds, cpus, listen_overflows, machine_busy_seconds, netstat_value
 from gateway.bench.usage import MachineLedger, UsageLedger
 
 
@@ -68,6 +68,20 @@ def test_who_may_have_set_the_pace_is_named() -> None:
     assert full.startswith("all 2 cores were busy for 2.0 of 2.0 s")
     [others] = told(idle, idle, machine(0.0, 1.2, 2.4))
     assert others == "other programs took 1.0 of the machine's 2 cores meanwhile"
+
+
+def test_full_accept_queues_are_told_since_they_look_like_a_slow_gateway() -> None:
+    idle = looked_at(0.0, 0.1, 0.2)
+    [told_of] = warnings_of(Load(idle, idle, (idle,), machine(0.0, 0.1, 0.2), listen_overflows=1234))
+    assert told_of.startswith("1,234 connection attempts met a full accept queue")
+
+
+def test_values_of_netstat_stand_below_their_names() -> None:
+    text = "TcpExt: A ListenOverflows B\nTcpExt: 1 22 3\nIpExt: C\nIpExt: 4\n"
+    assert netstat_value(text, "ListenOverflows") == 22
+    assert netstat_value(text, "C") == 4
+    assert netstat_value(text, "D") is None
+    assert (listen_overflows() or 0) >= 0
 
 
 def test_a_short_squeeze_in_a_long_run_is_no_news() -> None:

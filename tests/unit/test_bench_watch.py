@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 
 import pytest
 
 from gateway.bench import procfs
+from gateway.bench.outcome import build_series
 from gateway.bench.procfs import ProcessUsage
 from gateway.bench.usage import UsageLedger
 from gateway.bench.watch import Observations, probed
+from tests.bench_made import client, facts_of
 
 
 def usage(cpu_seconds: float, rss_bytes: int = 0, fds: int = 0) -> ProcessUsage:
@@ -56,6 +59,15 @@ def test_status_pages_are_read_as_far_as_they_go() -> None:
     assert seen.redis_peak_bytes == 10
     assert (max(seen.loop_lag_ms_p99), seen.loop_lag_ms_max) == (3.0, 8.0)
     assert seen.workers.processes == 1
+
+
+def test_an_unanswered_probe_is_in_no_latency_and_is_drawn_all_the_same() -> None:
+    seen = Observations()
+    seen.take_health(11.0, 10.0, answered=False)
+    seen.take_health(21.5, 0.002, answered=True)
+    assert (seen.healthz_ms, seen.healthz_failures) == ([2.0], 1)
+    drawn = build_series(replace(facts_of(client()), started_s=10.0), seen).health_s
+    assert drawn.tolist() == [[1.0, 10.0], [11.5, 0.002]]
 
 
 def test_an_upstream_is_probed_once_either_answer_is_known() -> None:
