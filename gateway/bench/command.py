@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,6 +154,7 @@ def bench(
     console = Console()
     scenarios = _scenarios(preset, values, [count for counts in concurrency for count in counts])
     sdk_python.check(scenarios[0])
+    _check_can_write({"--json": json_path, "--html": html_path})
     if scenarios[0].chaos and url is not None:
         raise ConfigError("--chaos: only what bench has started itself is broken; leave out --url")
     deployment = None if url is None else _deployment(url, admin, simulator)
@@ -168,6 +170,14 @@ def bench(
     # What was measured before a later run did not start is told all the same.
     _write(runs, json_path, html_path)
     return code or exit_code([run.report for run in runs])
+
+
+def _check_can_write(paths: dict[str, Path | None]) -> None:
+    """Raises `ConfigError`: after a long run is too late to find out."""
+    for flag, path in paths.items():
+        target = path if path is None or path.exists() else path.absolute().parent
+        if target is not None and not os.access(target, os.W_OK):
+            raise ConfigError(f"{flag} {path}: cannot be written there; name a file in a directory that can be")
 
 
 def _write(runs: list[Run], json_path: Path | None, html_path: Path | None) -> None:

@@ -36,6 +36,8 @@ def test_what_is_no_count_is_named(text: str) -> None:
     [
         (["--client", "sdk"], "--client sdk"),
         (["--sdk-python", "x"], "--sdk-python"),
+        (["--json", "/no/such/directory/x.json"], "--json /no/such/directory/x.json: cannot be written"),
+        (["--html", "/no/such/directory/x.html"], "--html /no/such/directory/x.html: cannot be written"),
         (["--url", "https://h"], "--url 'https://h'"),
         (["--heartbeat-seconds", "0"], "--heartbeat-seconds 0.0"),
     ],
