@@ -29,7 +29,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 COMMAND_DEADLINE_S: Final = 10.0
 _CHECK_EVERY_S: Final = 1.0
 _FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 2.0
+# All workers wait until the slowest has come back (refill.py). A connection that is refused costs next to nothing.
+_LONGEST_PAUSE_S: Final = 0.5
 
 
 class Place(Protocol):

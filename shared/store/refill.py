@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from shared.clock import Clock
     from shared.store.base import Store
 
-# The slowest worker reconnects 2 s after the first one at most (link.py), and tends to the store at once. How long it
-# then enters samples, a worker reckons from its own refill (housekeeping.py): samples are spread evenly.
-REFILL_S: Final = 2.5
+# The slowest worker reconnects 0.5 s after the first one at most (link.py), later where its loop is busy, and tends to
+# the store at once. How long it then enters samples, a worker reckons from its own refill (housekeeping.py): samples
+# are spread evenly.
+REFILL_S: Final = 1.5
 
 
 def is_refilling(store: Store, clock: Clock) -> bool:
