@@ -58,6 +58,13 @@ class TextFormatter(logging.Formatter):
         return super().formatMessage(record) + (f"  {pairs}" if pairs else "")
 
 
+def without_query(record: logging.LogRecord) -> bool:
+    """An access line's filter: nothing here takes a query, so what stands in one is a mistake, a key perhaps."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(value.partition("?")[0] if isinstance(value, str) else value for value in record.args)
+    return True
+
+
 def configure_logging(format_: str, level: str, stream: TextIO | None = None, **fixed: Any) -> None:
     """Route everything to `stream` (standard error), as `text` or `json`; `fixed` fields go on every line."""
     handler = logging.StreamHandler(stream or sys.stderr)
@@ -72,4 +79,6 @@ def configure_logging(format_: str, level: str, stream: TextIO | None = None, **
     for library in ("uvicorn", "asyncio", "aiohttp"):
         logging.getLogger(library).setLevel(logging.WARNING)
     # Its lines are asked for, by --access-log.
-    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+    access = logging.getLogger("uvicorn.access")
+    access.setLevel(logging.INFO)
+    access.addFilter(without_query)

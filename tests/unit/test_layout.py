@@ -207,3 +207,36 @@ def test_machine_path_is_recognised(text: bytes) -> None:
 @pytest.mark.parametrize("text", [b"deploy/home/x", b"$HOME/tmp/x", b"/api/v1/work/x"])
 def test_path_below_another_is_no_machine_path(text: bytes) -> None:
     assert not MACHINE_PATH.search(text)
+
+
+# -- what is never done with bytes that came from outside --------------------------------------------------------
+
+# These make code or objects of bytes.
+EVALUATING: Final = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "code", "codeop"})
+EVALUATORS: Final = frozenset({"eval", "exec", "compile", "__import__"})
+
+
+def names_called(tree: ast.Module) -> set[str]:
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return {function.id for function in calls if isinstance(function, ast.Name)}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_bytes_are_never_evaluated(room: str) -> None:
+    for name, path in modules(room):
+        tree = tree_of(path)
+        assert not {found.partition(".")[0] for found in imports_of(tree)} & EVALUATING, name
+        assert not names_called(tree) & EVALUATORS, name
+
+
+@pytest.mark.parametrize("code", ["import pickle", "from yaml import load", "eval(x)", "exec(x)"])
+def test_evaluation_is_found(code: str) -> None:
+    tree = ast.parse(code)
+    assert {found.partition(".")[0] for found in imports_of(tree)} & EVALUATING or names_called(tree) & EVALUATORS
+
+
+@pytest.mark.parametrize("name", ["run", "dev", "audit"])
+def test_every_locked_dependency_has_its_hashes(name: str) -> None:
+    entries = re.split(r"^(?=\S+==)", (ROOT / "requirements" / f"{name}.lock").read_text(), flags=re.MULTILINE)[1:]
+    assert entries
+    assert all("--hash=sha256:" in entry for entry in entries)

@@ -78,3 +78,14 @@ def test_the_access_log_speaks_though_its_library_is_quiet(monkeypatch: pytest.M
     logging.getLogger("uvicorn.access").info("a request")
     assert "chatter" not in stream.getvalue()
     assert "a request" in stream.getvalue()
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_the_access_log_leaves_queries_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here takes a query; what stands in one may be a key."""
+    stream = io.StringIO()
+    monkeypatch.setattr(logging.getLogger("uvicorn.access"), "propagate", True)
+    configure_logging("json", "info", stream)
+    logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "h:1", "GET", "/a?key=tml-x", "1.1", 200)
+    assert '"GET /a HTTP/1.1\\" 200' in stream.getvalue()
+    assert "tml-x" not in stream.getvalue()
