@@ -47,6 +47,7 @@ WIRE: Final = text_of("docs/wire.md")
 ARCHITECTURE: Final = text_of("docs/architecture.md")
 UPSTREAM: Final = text_of("docs/upstream.md")
 RELIABILITY: Final = text_of("docs/reliability.md")
+SECURITY: Final = text_of("docs/security.md")
 
 
 def section(text: str, heading: str) -> str:
@@ -333,7 +334,15 @@ def functions_of(path: Path) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-@pytest.mark.parametrize("text", [ARCHITECTURE, RELIABILITY], ids=["architecture", "reliability"])
+def test_every_threat_has_a_defence_and_a_test() -> None:
+    threats = [cells for cells in rows(SECURITY) if cells[0] not in ("attacker", "---")]
+    assert len(threats) > 30
+    for attacker, _, defence, tests in threats:
+        assert attacker and defence
+        assert "::" in tests, attacker
+
+
+@pytest.mark.parametrize("text", [ARCHITECTURE, RELIABILITY, SECURITY], ids=["architecture", "reliability", "security"])
 def test_tests_that_are_named_exist(text: str) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     assert named
