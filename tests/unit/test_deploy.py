@@ -68,9 +68,10 @@ def check_invocation(words: list[str]) -> None:
 
 
 def test_services_are_those_of_the_header() -> None:
-    assert set(services()) == {"gateway", "redis", "vllm", "simulated-vllm"}
+    assert set(services()) == {"gateway", "redis", "vllm", "simulated-vllm", "prometheus", "grafana"}
     assert services()["vllm"]["profiles"] == ["vllm"]
     assert services()["simulated-vllm"]["profiles"] == ["simulate"]
+    assert services()["prometheus"]["profiles"] == services()["grafana"]["profiles"] == ["monitoring"]
 
 
 @pytest.mark.parametrize("path", [COMPOSE, DOCKERFILE, ROOT / "deploy" / "env.example"], ids=lambda path: path.name)
@@ -155,7 +156,7 @@ def _compose_plugin() -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", ["vllm", "simulate"])
+@pytest.mark.parametrize("profile", ["vllm", "simulate", "monitoring"])
 def test_docker_accepts_the_compose_file(profile: str) -> None:
     if not _compose_plugin():
         pytest.skip("docker compose is not installed")
