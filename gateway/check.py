@@ -43,6 +43,8 @@ _FDS_FOR_ITSELF: Final = 64
 # A worker that cannot hold this many connections will not carry a usual rollout.
 _FEW_FDS: Final = 4096
 _LITTLE_REDIS_MEMORY_BYTES: Final = 256 << 20
+# A reply may take its time; a session's silence is measured in minutes.
+_MUCH_SKEW_S: Final = 5.0
 
 
 def ok(subject: str, detail: str) -> Finding:
@@ -74,6 +76,17 @@ def file_descriptors(hard_limit: int) -> Finding:
     if free < _FEW_FDS:
         return warning("file descriptors", detail, "raise the hard limit: LimitNOFILE= of systemd, ulimits: of compose")
     return ok("file descriptors", detail)
+
+
+def descriptors_for_upstreams(hard_limit: int, max_connections: int | None) -> Finding | None:
+    """None where `--max-connections` leaves it to the gateway."""
+    if not max_connections or max_connections < hard_limit - _FDS_FOR_ITSELF:
+        return None
+    return failure(
+        "file descriptors for upstreams",
+        f"--max-connections {max_connections} does not fit into {hard_limit} file descriptors per process",
+        "raise the hard limit: LimitNOFILE= of systemd, ulimits: of compose; or lower --max-connections",
+    )
 
 
 def backlog(wanted: int, somaxconn: int | None) -> Finding:
@@ -116,6 +129,12 @@ def connection_room(settings: Settings, ports: tuple[int, int], open_files: int 
     detail = f"{total} upstream connections at once from ports {ports[0]}-{ports[1]}, for at most {wanted} samples"
     if settings.max_connections is not None:
         detail += f"; --max-connections {settings.max_connections or 'none'} decides"
+    if settings.max_connections and settings.max_connections * settings.workers > total:
+        return warning(
+            "ephemeral ports",
+            detail + ", and there are not so many: connections above that fail for lack of ports, and are tried again",
+            "leave --max-connections at auto, widen net.ipv4.ip_local_port_range, or give more --source-ips",
+        )
     if total < wanted and settings.max_connections is None:
         return warning(
             "ephemeral ports",
@@ -123,6 +142,38 @@ def connection_room(settings: Settings, ports: tuple[int, int], open_files: int 
             'sysctl -w net.ipv4.ip_local_port_range="1024 65535", or more --source-ips',
         )
     return ok("ephemeral ports", detail)
+
+
+def own_ports(taken: Sequence[int], ports: tuple[int, int], reserved: Sequence[range]) -> Finding | None:
+    """None when no outgoing connection can be given one of our own ports."""
+    low, high = ports
+    clashes = [port for port in taken if low <= port <= high and not any(port in each for each in reserved)]
+    if not clashes:
+        return None
+    named = ",".join(map(str, clashes))
+    return warning(
+        "own ports",
+        f"{named} may be given to an outgoing connection; a restart then finds it taken",
+        f"sysctl -w net.ipv4.ip_local_reserved_ports={named}",
+    )
+
+
+def secret_file(path: str, mode: int) -> Finding:
+    """`mode`: the permission bits."""
+    if mode & 0o077:
+        return warning(f"file {path}", f"mode {mode:04o}: others on this machine can use it", f"chmod 600 {path}")
+    return ok(f"file {path}", f"mode {mode:04o}")
+
+
+def clock_skew(skew_s: float) -> Finding:
+    """By how much Redis' clock is ahead of ours."""
+    if abs(skew_s) > _MUCH_SKEW_S:
+        return warning(
+            "clocks",
+            f"Redis' clock is {skew_s:+.1f} s from this machine's; sessions are judged by the clocks of all hosts",
+            "let NTP (chrony, systemd-timesyncd) set both",
+        )
+    return ok("clocks", f"Redis' is {skew_s:+.1f} s from this machine's")
 
 
 def redis(info: StoreInfo, where: str) -> list[Finding]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +20,13 @@ from gateway.upstream_probe import NoAnswer, ProbeError, offered_models, probe_s
 from shared.core.errors import StartError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import aiohttp
 
     from gateway.check import Finding
     from shared.config import Settings
+    from shared.store.base import StoreInfo
 
 
 @click.command(cls=SettingsCommand)
@@ -34,8 +40,9 @@ def check(**values: Any) -> int:
     \b
     Exit codes:  0 no failure    1 at least one failure    2 wrong configuration
     """
-    settings = settings_from(dict(values))
-    findings = asyncio.run(all_findings(settings))
+    files: list[str] = []
+    settings = settings_from(dict(values), files.append)
+    findings = [*asyncio.run(all_findings(settings)), *_secret_files(settings, files)]
     _print(findings)
     return checks.exit_code(findings)
 
@@ -54,12 +61,24 @@ async def all_findings(settings: Settings) -> list[Finding]:
 def _machine(settings: Settings) -> list[Finding]:
     from google.protobuf.internal import api_implementation
 
+    open_files = machine.raise_fd_limit()
     return [
         checks.libraries(machine.missing_libraries()),
         checks.protobuf(api_implementation.Type()),
-        checks.file_descriptors(machine.raise_fd_limit()),
+        checks.file_descriptors(open_files),
+        *_some(checks.descriptors_for_upstreams(open_files, settings.max_connections)),
         checks.backlog(settings.backlog, listeners.somaxconn()),
     ]
+
+
+def _some(finding: Finding | None) -> list[Finding]:
+    return [finding] if finding is not None else []
+
+
+def _secret_files(settings: Settings, read: Sequence[str]) -> list[Finding]:
+    """`read`: the files of keys that the settings were made from."""
+    paths = [*read, *([settings.tls_key] if settings.tls_key else [])]
+    return [checks.secret_file(path, stat.S_IMODE(os.stat(path).st_mode)) for path in paths]
 
 
 def _sockets(settings: Settings) -> list[Finding]:
@@ -74,7 +93,8 @@ def _sockets(settings: Settings) -> list[Finding]:
             found.append(checks.failure(what, str(error), "a gateway that runs already holds its own ports"))
         else:
             found.append(checks.ok(what, f"{host} port {port} is free" if port else f"{host}, any free port"))
-    return found
+    ours = [port for port in (settings.port, settings.admin_port) if port]
+    return [*found, *_some(checks.own_ports(ours, machine.ephemeral_ports(), machine.reserved_ports()))]
 
 
 def _source_ips(settings: Settings) -> list[Finding]:
@@ -96,6 +116,8 @@ async def _redis(settings: Settings) -> list[Finding]:
         try:
             await backing.open()
         except StartError as error:
+            if backing.info is not None:  # it answers, and something about it will not do
+                return checks.redis(backing.info, backing.description)
             return [
                 checks.failure(
                     "Redis",
@@ -104,9 +126,15 @@ async def _redis(settings: Settings) -> list[Finding]:
                 )
             ]
         try:
-            return checks.redis(backing.info, backing.description) if backing.info is not None else []
+            if backing.info is None:
+                return []
+            return [*checks.redis(backing.info, backing.description), *_clocks(backing.info)]
         finally:
             await backing.close()
+
+
+def _clocks(info: StoreInfo) -> list[Finding]:
+    return [checks.clock_skew(info.clock_us / 1e6 - time.time())] if info.clock_us else []
 
 
 async def _upstreams(settings: Settings) -> list[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -100,11 +101,27 @@ def _option(flag: Flag) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option(f"--{flag.name}", flag.key, multiple=flag.repeatable, metavar=flag.metavar, help=help_)
 
 
-def settings_from(values: dict[str, Any]) -> Settings:
-    """The settings for what click collected. Raises `ConfigError`."""
+def settings_from(values: dict[str, Any], note_key_file: Callable[[str], object] | None = None) -> Settings:
+    """The settings for what click collected; `note_key_file` hears which files of keys were read.
+
+    Raises `ConfigError`.
+    """
     config = values.pop("config", None)
     given = {key: _texts(value) for key, value in values.items() if value is not None and value != ()}
-    return resolve(given, surroundings(), config)
+    around = surroundings()
+    if note_key_file is not None:
+        around = replace(around, read_text=_noting(around.read_text, note_key_file, config))
+    return resolve(given, around, config)
+
+
+def _noting(read: Callable[[str], str], note: Callable[[str], object], config: str | None) -> Callable[[str], str]:
+    def read_text(path: str) -> str:
+        text = read(path)
+        if path not in (config, os.environ.get(CONFIG_VARIABLE)):
+            note(path)
+        return text
+
+    return read_text
 
 
 def _texts(value: bool | str | tuple[str, ...]) -> tuple[str, ...]:

@@ -67,6 +67,16 @@ def ephemeral_ports() -> tuple[int, int]:
         return DEFAULT_RANGE
 
 
+def reserved_ports() -> list[range]:
+    """Ports that the kernel gives to no outgoing connection although they are in its range."""
+    try:
+        text = Path("/proc/sys/net/ipv4/ip_local_reserved_ports").read_text().strip()
+    except OSError:
+        return []
+    spans = [span.partition("-") for span in text.split(",") if span]
+    return [range(int(first), int(last or first) + 1) for first, _, last in spans]
+
+
 def source_ip_refusal(address: str) -> str | None:
     """Why a source IP cannot be bound; None when it can."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -117,6 +117,7 @@ class StoreInfo:
     policy: str
     received_bytes: int = 0
     sent_bytes: int = 0
+    clock_us: int = 0  # the server's wall clock; 0 where it is not told
 
 
 class StoreListener(Protocol):

@@ -98,6 +98,7 @@ def store_info(info: dict[str, str]) -> StoreInfo:
         policy=info.get("maxmemory_policy", ""),
         received_bytes=_number(info, "total_net_input_bytes"),
         sent_bytes=_number(info, "total_net_output_bytes"),
+        clock_us=_number(info, "server_time_usec"),
     )
 
 

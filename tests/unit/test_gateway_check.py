@@ -51,6 +51,10 @@ def redis(**changes: Any) -> list[Finding]:
         (redis(max_bytes=0)[2], "warning", "no limit"),
         (redis(used_bytes=4 << 30)[2], "warning", "4.0 GiB of 4.0 GiB"),
         (redis()[2], "ok", "0 B of 4.0 GiB"),
+        (c.secret_file("/k", 0o600), "ok", "0600"),
+        (c.secret_file("/k", 0o644), "warning", "chmod 600 /k"),
+        (c.clock_skew(-0.2), "ok", "-0.2 s"),
+        (c.clock_skew(61.0), "warning", "+61.0 s"),
         (c.upstream_failure("http://u", "refused", answered=False), "failure", "is it running"),
         (c.upstream_failure("http://u", "404", answered=True), "failure", "base URL"),
         (c.scaling("http://u", "m", True), "ok", "heed"),
@@ -95,6 +99,30 @@ def test_room_for_connections() -> None:
     fixed = c.connection_room(with_settings(max_connections=0), PORTS)
     assert fixed.verdict is c.Verdict.OK
     assert "--max-connections none decides" in fixed.detail
+
+
+def test_a_fixed_number_of_connections_that_no_ports_are_for() -> None:
+    finding = c.connection_room(with_settings(max_connections=20_000), PORTS)
+    assert finding.verdict is c.Verdict.WARNING
+    assert "auto" in finding.advice
+    assert c.connection_room(with_settings(max_connections=10_000), PORTS).verdict is c.Verdict.OK
+
+
+def test_a_fixed_number_of_connections_that_no_descriptors_are_for() -> None:
+    finding = c.descriptors_for_upstreams(1024, 1000)
+    assert finding is not None
+    assert finding.verdict is c.Verdict.FAILURE
+    assert "LimitNOFILE" in finding.advice
+    for enough in (None, 0, 900):
+        assert c.descriptors_for_upstreams(1024, enough) is None
+
+
+def test_own_ports_among_those_of_outgoing_connections() -> None:
+    finding = c.own_ports([8000, 8001], (1024, 65535), [range(8001, 8002)])
+    assert finding is not None
+    assert finding.advice == "sysctl -w net.ipv4.ip_local_reserved_ports=8000"
+    assert c.own_ports([8000, 8001], (1024, 65535), [range(8000, 8002)]) is None
+    assert c.own_ports([8000], PORTS, []) is None
 
 
 def test_exit_code() -> None:
