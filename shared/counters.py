@@ -62,6 +62,8 @@ class Counters:
     store_commands: int = 0
     result_bytes: int = 0
     results_late: int = 0
+    adapter_loads: int = 0
+    adapter_loads_failed: int = 0
     stages: Stages = field(default_factory=Stages)
 
     def snapshot(self) -> dict[str, int]:

@@ -87,7 +87,7 @@ class AppBench(WorkerBench):
             self.clock,
             sleep=self._sleep,
         )
-        loader = AdapterLoader(self.pool, self.upstream, self.store, owner, 60.0, self._sleep)  # type: ignore[arg-type]
+        loader = AdapterLoader(self.pool, self.upstream, self.store, self.counters, owner, 60.0, self._sleep)  # type: ignore[arg-type]
         self.adapters = Adapters(self.pool, loader, self.clock, 60.0, self._sleep)
         self.clocks = DeliveryClocks(self.store, self.settings, self.counters, self.settlements, self.clock)
         self.deps = Deps(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from shared.core.adapters import Adapter
+    from shared.counters import Counters
     from shared.store.base import Store
     from workers.forwarder import Forwarder
     from workers.pool import UpstreamPool
@@ -48,6 +49,7 @@ class AdapterLoader:
         pool: UpstreamPool,
         forwarder: Forwarder,
         store: Store,
+        counters: Counters,
         owner: str,
         wait_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -57,6 +59,7 @@ class AdapterLoader:
         self._pool = pool
         self._forwarder = forwarder
         self._store = store
+        self._counters = counters
         self._owner = owner
         self._sleep = sleep
 
@@ -73,7 +76,10 @@ class AdapterLoader:
             fault = await self._load_holding(lock, adapter, upstream)
         finally:
             await self._release(lock)
-        if fault is None:
+        if fault is not None:
+            self._counters.adapter_loads_failed += 1
+        else:
+            self._counters.adapter_loads += 1
             log.info("adapter is loaded", extra={"adapter": adapter.name, "upstream": upstream.url})
             await self._lists(adapter, upstream)
         return fault

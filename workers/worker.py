@@ -83,7 +83,9 @@ class Worker:
         catalogue = Catalogue(settings.models, settings.lora_name_template, settings.lora_path)
         self._pool = UpstreamPool(settings.upstreams, forwarder, catalogue, self._clock)
         self._registry = Registry(self._store, self._pool, settings.upstreams)
-        loader = AdapterLoader(self._pool, forwarder, self._store, config.instance, settings.lora_wait_s)
+        loader = AdapterLoader(
+            self._pool, forwarder, self._store, self._counters, config.instance, settings.lora_wait_s
+        )
         self._adapters = Adapters(self._pool, loader, self._clock, settings.lora_wait_s)
         self._executor = Executor(
             self._pool,

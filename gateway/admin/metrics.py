@@ -64,6 +64,8 @@ _HELP: Final = {
     "polls_abandoned": "Polls whose client left",
     "session_polls": "Polls for a whole sampling session",
     "store_commands": "Commands sent to Redis",
+    "adapter_loads": "LoRA adapters that an upstream has loaded because the gateway asked it to",
+    "adapter_loads_failed": "LoRA adapters that an upstream did not load when it was asked to",
     "worker_cpu_seconds": "User and system CPU of all worker processes, those that ended included",
 }
 

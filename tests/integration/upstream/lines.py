@@ -66,7 +66,10 @@ class Line:
     async def execute(self, seq_id: int) -> State:
         store = MemoryStore(MemoryServer(ManualClock(), random.Random(7)))
         adapters = Adapters(
-            self.pool, AdapterLoader(self.pool, self.forwarder, store, OWNER, 60.0), self.clock, wait_s=60.0
+            self.pool,
+            AdapterLoader(self.pool, self.forwarder, store, self.counters, OWNER, 60.0),
+            self.clock,
+            wait_s=60.0,
         )
         executor = Executor(
             self.pool, adapters, self.forwarder, self.counters, self.clock, retry.Policy(), random.random

@@ -57,9 +57,9 @@ class Worker:
         forwarder = Forwarder(self.client, self.questions, clock)
         template = "/adapters/{run_id}/{checkpoint}" if lora_path == "" else lora_path
         self.pool = UpstreamPool(urls, forwarder, Catalogue((), NAME, template), clock)
-        loader = AdapterLoader(self.pool, forwarder, self.store, self.owner, wait_s=60.0)
-        self.adapters = Adapters(self.pool, loader, clock, wait_s=60.0)
         self.counters = Counters()
+        loader = AdapterLoader(self.pool, forwarder, self.store, self.counters, self.owner, wait_s=60.0)
+        self.adapters = Adapters(self.pool, loader, clock, wait_s=60.0)
         self.executor = Executor(
             self.pool, self.adapters, forwarder, self.counters, clock, retry.Policy(), random.Random(7).random
         )
@@ -127,6 +127,7 @@ async def test_an_adapter_is_loaded_into_every_upstream_when_it_is_bound() -> No
         for seq_id in range(4):
             assert (await worker.execute(seq_id)).state is State.READY
         assert bench.loads == [1, 1]
+        assert (worker.counters.adapter_loads, worker.counters.adapter_loads_failed) == (2, 0)
 
 
 async def test_of_many_workers_one_loads_and_the_others_wait_for_it() -> None:
