@@ -114,7 +114,7 @@ class Endpoint:
             self._counters.http_client_errors += 1
         headers = [(b"content-type", reply.content_type)]
         if reply.on_delivered is None:
-            await send_response(send, reply.status, headers, reply.body)
+            await send_response(scope, send, reply.status, headers, reply.body)
         elif await deliver(scope, send, reply.status, headers, reply.body):
             reply.on_delivered()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shared.config import KIB
+from workers.http.cycle import WHOLE_REPLY
 from workers.http.watch import connection
 
 if TYPE_CHECKING:
@@ -18,9 +19,12 @@ _TLS_PIECE_BYTES: Final = 64 * KIB
 
 
 async def send_response(
-    send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | memoryview
+    scope: Scope, send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | memoryview
 ) -> None:
-    """One reply with its length; uvicorn writes head and body apart, and neither copies the body."""
+    """One reply with its length, in one write where the server beneath can do that."""
+    if WHOLE_REPLY in scope.get("extensions", ()):
+        await send({"type": WHOLE_REPLY, "status": status, "headers": headers, "body": body})
+        return
     length = str(len(body)).encode()
     await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", length)]})
     await send({"type": "http.response.body", "body": body})
@@ -39,7 +43,7 @@ async def deliver(
     if scope.get("scheme") == "https" and len(body) > _TLS_PIECE_BYTES:
         await _send_in_pieces(send, status, headers, memoryview(body))
     else:
-        await send_response(send, status, headers, body)
+        await send_response(scope, send, status, headers, body)
     return await client.drained()
 
 

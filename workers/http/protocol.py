@@ -20,21 +20,23 @@ A request is in one phase at a time:
 
 from __future__ import annotations
 
+import asyncio
+import re
 from enum import Enum
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from workers.http import refusal
+from workers.http.cycle import WHOLE_REPLY, GatewayCycle
 from workers.http.flow import TimedFlow
 from workers.http.refusal import Refusal
 from workers.http.watch import EXTENSION, SocketConnection
 
 if TYPE_CHECKING:
-    import asyncio
-
     from workers.http.edge import Edge
 
 TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
@@ -43,6 +45,8 @@ EXPECT = b"expect"
 TRANSFER_ENCODING = b"transfer-encoding"
 CONTENT_LENGTH = b"content-length"
 DECISIVE = frozenset({EXPECT, TRANSFER_ENCODING, CONTENT_LENGTH})
+# What needs no taking apart: nearly every request's. A second slash at the start would be read as a host.
+_PLAIN_PATH = re.compile(rb"/[A-Za-z0-9_.~-][A-Za-z0-9_.~/-]*")
 # ": " and the line's end.
 HEADER_OVERHEAD_BYTES = 4
 
@@ -67,7 +71,7 @@ class GatewayProtocol(HttpToolsProtocol):
         transport.set_write_buffer_limits(high=high_water_bytes)
         self.flow: TimedFlow = TimedFlow(transport, self.loop.time)
         self.connection = SocketConnection(transport, self.flow, high_water_bytes)
-        self._extensions: dict[str, Any] = {EXTENSION: self.connection}
+        self._extensions: dict[str, Any] = {EXTENSION: self.connection, WHOLE_REPLY: {}}
         self._phase = Phase.BETWEEN
         self._refusal: bytes | None = None
         self._head_bytes = 0
@@ -197,15 +201,47 @@ class GatewayProtocol(HttpToolsProtocol):
         return Refusal(TOO_LARGE, f"The request's headers are too large: at most {bounds}.")
 
     def on_headers_complete(self) -> None:
-        self._check_head()
-        super().on_headers_complete()
+        version = self._check_head()
+        self._complete_scope(version)
+        before = self.cycle
+        self.cycle = GatewayCycle(
+            self.scope,
+            self.transport,
+            self.flow,
+            self.logger,
+            self.access_logger,
+            self.access_log,
+            self.server_state.default_headers,
+            asyncio.Event(),
+            self.expect_100_continue,
+            version != "1.0" and not self.edge.draining and self.parser.should_keep_alive(),
+            self.on_response_complete,
+        )
         self._phase = Phase.BODY
         self._body_bytes = 0
-        if self.edge.draining:
-            self.cycle.keep_alive = False
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
-    def _check_head(self) -> None:
-        version = self.parser.get_http_version()
+    def _complete_scope(self, version: str) -> None:
+        scope = self.scope
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        url = self.url
+        if _PLAIN_PATH.fullmatch(url):
+            scope["path"], scope["raw_path"], scope["query_string"] = url.decode("ascii"), url, b""
+            return
+        parsed = httptools.parse_url(url)
+        path = parsed.path.decode("ascii")
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = parsed.path
+        scope["query_string"] = parsed.query or b""
+
+    def _check_head(self) -> str:
+        """The request's HTTP version, when nothing speaks against its head."""
+        version: str = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise Refusal(HTTPStatus.BAD_REQUEST, f"The HTTP version is {version}, it must be 1.1 or 1.0.")
         if version == "1.0":
@@ -216,6 +252,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= self.edge.limits.pipelined:
             limit = self.edge.limits.pipelined
             raise Refusal(HTTPStatus.BAD_REQUEST, f"More than {limit} pipelined requests wait for their turn.")
+        return version
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

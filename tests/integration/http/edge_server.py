@@ -50,7 +50,7 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scopes.append(scope)
         if scope["path"] == "/early":
-            await send_response(send, 413, [], b"too large")
+            await send_response(scope, send, 413, [], b"too large")
             return
         try:
             body = await read_body(scope, receive, 64 * MIB)
@@ -68,7 +68,7 @@ class Application:
             reply = bytes(8 * MIB) if scope["path"] == "/big" else b"held"
             self.delivered.append(await deliver(scope, send, 200, [], reply))
         else:
-            await send_response(send, 200, [], body)
+            await send_response(scope, send, 200, [], body)
 
     def _count_lost(self) -> None:
         self.lost += 1

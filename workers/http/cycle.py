@@ -1,0 +1,59 @@
+"""uvicorn's cycle of one request and its reply, with a reply that is written at once.
+
+An ASGI reply comes in two messages, which uvicorn writes apart: two system calls, two segments, and a client that wakes
+up for a head without a body. A whole reply is one message here, announced to the application as an extension.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from shared.config import KIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# The key in a scope's `extensions`, and the type of the message: status, headers (Content-Length left out), body.
+WHOLE_REPLY: Final = "gateway.whole_reply"
+# From here on a copy of the body costs more than the second buffer of a scattered write.
+_SCATTER_FROM_BYTES: Final = 16 * KIB
+
+
+class GatewayCycle(RequestResponseCycle):
+    async def send(self, message: Any) -> None:
+        if message["type"] != WHOLE_REPLY:
+            await super().send(message)
+            return
+        headers, body = message["headers"], message["body"]
+        if self.access_log or self.scope["method"] == "HEAD":
+            # Neither is in a hurry.
+            length = (b"content-length", b"%d" % len(body))
+            start = {"type": "http.response.start", "status": message["status"], "headers": [*headers, length]}
+            await super().send(start)  # type: ignore[arg-type] # an event, spelled out
+            await super().send({"type": "http.response.body", "body": body, "more_body": False})
+            return
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if not self.disconnected:
+            self._write(message["status"], headers, body)
+
+    def _write(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | memoryview) -> None:
+        """The headers' names and values are our own: nothing from a client or an upstream is among them."""
+        if self.response_started:
+            raise RuntimeError("a reply was already begun")
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        told = b"".join([b"%b: %b\r\n" % header for header in headers])
+        ending = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        head = b"%b%bcontent-length: %d\r\n%b" % (STATUS_LINE[status], told, len(body), ending)
+        if len(body) < _SCATTER_FROM_BYTES:
+            self.transport.write(b"".join((head, body)))
+        else:
+            self.transport.writelines((head, body))
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
