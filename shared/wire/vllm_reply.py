@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from shared.wire.vllm_request import UpstreamCall
 
 _INT32_MAX: Final = 2**31 - 1
+_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
+_SMALL_BYTES: Final = 16 * 1024
 # How the SDK tells that a cell of a top-k row is empty.
 _EMPTY_LOGPROB: Final = -99999.0
 _TOKEN_KEY: Final = "token_id:"
@@ -94,12 +96,18 @@ def combine(spec: SampleSpec, decoded: Sequence[Decoded]) -> SampleResult:
 def _loaded(body: bytes, load: Callable[[bytes], Value]) -> Value:
     try:
         reply = load(body)
-        told = reply.get("error")
+        look_up = reply.get
+        told = look_up("error") if _may_tell_an_error(body) else None
     except document.UNREADABLE as error:
         raise _ReplyError(f"with {_what_it_is(body)} ({_short(error)})") from None
     if told:
         raise _ReplyError(f"with an error inside: {upstream_words(body)}")
     return reply
+
+
+def _may_tell_an_error(body: bytes) -> bool:
+    """To look for a key that is not there costs as much as to parse a small reply."""
+    return len(body) > _SMALL_BYTES or b"error" in body
 
 
 def _what_it_is(body: bytes) -> str:
@@ -127,6 +135,13 @@ def _decode(call: UpstreamCall, spec: SampleSpec, reply: Value) -> Decoded:
 
 def _choices_in_order(choices: Value, wanted: int) -> list[Value]:
     """One aborted choice spoils all: they belong to one promise."""
+    if (
+        wanted == 1
+        and len(choices) == 1
+        and (only := choices[0]).get("finish_reason") != "abort"
+        and only["index"] == 0
+    ):
+        return [only]
     if any(choice.get("finish_reason") == "abort" for choice in choices):
         raise _AbortedError(sum(_tokens_made(choice) for choice in choices))
     if len(choices) != wanted:
@@ -167,7 +182,8 @@ def _token_ids(token_ids: Value, scored: Value) -> NDArray[np.int64]:
         ids = document.integers(token_ids)
     except document.UNREADABLE as error:
         raise _ReplyError(f"with token ids that are not all integers ({_short(error)})") from None
-    if len(ids) and not (ids.min() >= 0 and ids.max() <= _INT32_MAX):
+    # Seen without its sign, what is negative is larger than all that is allowed.
+    if len(ids) and ids.view(np.uint64).max() > _INT32_MAX:
         raise _ReplyError(f"with token ids from {ids.min()} to {ids.max()}, which are not all in 0 .. 2**31 - 1")
     return ids
 
@@ -181,6 +197,9 @@ def _logprobs(values: Value) -> NDArray[np.float64]:
 
 def _packed(logprobs: NDArray[np.float64]) -> bytes:
     """float32, little-endian. NaN is for prompt positions that were not computed; infinity is for none."""
+    if logprobs.min(initial=0.0) >= -_FLOAT32_MAX and logprobs.max(initial=0.0) <= _FLOAT32_MAX:
+        return logprobs.astype("<f4").tobytes()
+    # NaN compares as false.
     with np.errstate(over="ignore"):
         narrow = logprobs.astype("<f4")
     if np.isinf(narrow).any():

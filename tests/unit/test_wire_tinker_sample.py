@@ -110,6 +110,20 @@ def test_tokens_are_json(tokens: str) -> None:
     refusal(f'{{"prompt":{{"chunks":[{{"tokens":{tokens}}}]}},"sampling_session_id":"s","seq_id":1}}'.encode())
 
 
+@pytest.mark.parametrize("key", ["\\u0074okens", "tok\\u0065ns"])
+def test_a_key_spelled_with_escapes_is_the_same_key(key: str) -> None:
+    """Its list is not taken out of the body with the others, and must not be taken for a place among them."""
+    chunks = f'[{{"tokens":[5,6]}},{{"{key}":[0]}},{{"tokens":[8]}}]'
+    data = f'{{"prompt":{{"chunks":{chunks}}},"sampling_session_id":"s","seq_id":1}}'.encode()
+    assert decode_sample(data).spec.prompt == b"5,6,0,8"
+
+
+@pytest.mark.parametrize("blanks", ["[1, 2]", "[ 1,2 ]", "[1 ,2]", "[1,\n2]", "[1,  2]"])
+def test_blanks_are_no_part_of_the_prompt(blanks: str) -> None:
+    data = f'{{"prompt":{{"chunks":[{{"tokens": {blanks}}}]}},"sampling_session_id":"s","seq_id":1}}'.encode()
+    assert decode_sample(data).spec.prompt == b"1,2"
+
+
 def test_refusals_quote_no_tokens() -> None:
     assert "424242" not in refusal(body(prompt=prompt({"tokens": [424242, -1]})))
 
