@@ -7,11 +7,11 @@ one place that catches all exceptions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from shared.core.errors import ClientGone, GatewayError, Overloaded, ReplyBroken
+from shared.core.frozen import Frozen
 from shared.core.trace import traceparent_of
 from workers import responses
 from workers.http.body import read_body
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Frozen, frozen=True):
     """`body` is whole and within its limit, or still to be had from `receive` where an endpoint leaves it there;
     `path` are the parameters of the route's path.
     """
@@ -98,14 +97,13 @@ class Endpoint:
         await self._send(scope, send, reply)
 
     async def _reply(self, scope: Scope, receive: Receive) -> Reply | Streamed:
-        api_key, accept, trace = self._headers(scope)
+        headers = dict(scope["headers"])
         # Before the body is read: a stranger cannot make us hold bytes.
-        caller = ANONYMOUS if self._public else self._keyring().identify(api_key)
-        body = b"" if self._streamed else await read_body(scope, receive, self._max_body_bytes())
-        path = scope.get("path_params", {})
-        return await self._handler(
-            Request(caller, body, accept, connection(scope), path, scope, receive, traceparent_of(trace))
-        )
+        caller = ANONYMOUS if self._public else self._keyring().identify(_text(self._api_key(headers)))
+        body = b"" if self._streamed else await read_body(headers, receive, self._max_body_bytes())
+        path, trace = scope.get("path_params", {}), traceparent_of(headers.get(b"traceparent"))
+        accept = headers.get(b"accept")
+        return await self._handler(Request(caller, body, accept, connection(scope), path, scope, receive, trace))
 
     async def _send(self, scope: Scope, send: Send, reply: Reply) -> None:
         if reply.status >= 500:
@@ -118,22 +116,13 @@ class Endpoint:
         elif await deliver(scope, send, reply.status, headers, reply.body):
             reply.on_delivered()
 
-    def _headers(self, scope: Scope) -> tuple[str | None, bytes | None, bytes | None]:
-        """The API key, `Accept` and `traceparent`."""
-        return tinker_headers(scope)
+    def _api_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """Where this API's clients put it; names are in lower case."""
+        return headers.get(b"x-api-key")
 
     def _refusal(self, error: Exception) -> Reply:
         return responses.refusal(error)
 
 
-def tinker_headers(scope: Scope) -> tuple[str | None, bytes | None, bytes | None]:
-    """`X-API-Key`, `Accept` and `traceparent`."""
-    api_key = accept = trace = None
-    for name, value in scope["headers"]:
-        if name == b"x-api-key":
-            api_key = value
-        elif name == b"accept":
-            accept = value
-        elif name == b"traceparent":
-            trace = value
-    return (api_key.decode("latin-1") if api_key is not None else None), accept, trace
+def _text(value: bytes | None) -> str | None:
+    return value.decode("latin-1") if value is not None else None

@@ -9,10 +9,10 @@ Every reply has a Content-Length and is never compressed: a 400 without a length
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from shared.core import errors
+from shared.core.frozen import Frozen
 from shared.core.lifecycle import Answer
 from shared.store.base import StoreError, StoreFull
 from shared.wire import tinker
@@ -26,12 +26,11 @@ JSON: Final = b"application/json"
 PROTOBUF: Final = b"application/x-protobuf"
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Frozen, frozen=True):
     """What a handler answers. `on_delivered` is called when the client was still there after the last byte."""
 
     status: int
-    body: bytes | memoryview = field(repr=False)
+    body: bytes | memoryview
     content_type: bytes = JSON
     on_delivered: Callable[[], None] | None = None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from shared.core import ids
+from shared.core.frozen import Frozen
 from shared.core.lifecycle import State
 from shared.wire.tinker import failure_body
 from workers.slicing import in_slices
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
     from workers.tenants import Holding
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Frozen, frozen=True):
     """A terminal state and its payload, decided but not yet written."""
 
     state: State
-    payload: bytes = field(default=b"", repr=False)
+    payload: bytes = b""
 
     @classmethod
     def failed(cls, failure: Failure) -> Ending:

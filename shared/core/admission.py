@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from shared.core.frozen import Frozen
+
 # Nearly full: from here on shares count. The eighth that is left is what a newcomer finds while a single key floods.
 _CONTENDED: Final = 7 / 8
 
@@ -26,8 +28,7 @@ class Limits:
     max_in_flight_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Frozen, frozen=True):
     """What a worker holds now. `in_flight_bytes` counts prompts, and results that are not yet in the store."""
 
     in_flight: int

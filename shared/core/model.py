@@ -5,9 +5,10 @@ Everything here is frozen and knows nothing of JSON, protobuf, HTTP or Redis.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
+
+from shared.core.frozen import Frozen
 
 # The SDK gives every unpickled client its own block of seq_ids: seq_id // CLONE_SPAN is the clone.
 CLONE_SPAN = 1_000_000_000
@@ -25,8 +26,7 @@ class SampleKey(NamedTuple):
         return self.seq_id // CLONE_SPAN
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRef:
+class ModelRef(Frozen, frozen=True):
     """What a sampling session samples from; exactly one of the two is set."""
 
     base_model: str | None = None
@@ -37,8 +37,7 @@ class ModelRef:
         return self.base_model or self.model_path or ""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingSession:
+class SamplingSession(Frozen, frozen=True):
     """A sampling session as rebuilt from its id alone."""
 
     sampling_session_id: str
@@ -50,8 +49,7 @@ class SamplingSession:
         return SampleKey(self.session_key, seq_id)
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(Frozen, frozen=True):
     """Sampling parameters as the SDK means them.
 
     `stop`: None = the model's own EOS stops; `()` = no stops at all, EOS included; otherwise all strings or all
@@ -66,15 +64,14 @@ class SamplingParams:
     top_p: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSpec:
+class SampleSpec(Frozen, frozen=True):
     """One accepted `asample`, still without a Python object per prompt token.
 
     `prompt`: the token ids as the inside of a JSON array, without the brackets and without white space (`b"1,2,3"`).
     `digest`: 16 bytes over everything that decides the result; equal digests are the same request.
     """
 
-    prompt: bytes = field(repr=False)
+    prompt: bytes
     prompt_tokens: int
     num_samples: int
     params: SamplingParams
@@ -97,8 +94,7 @@ class Category(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Frozen, frozen=True):
     """Why a sample FAILED or was CANCELLED; shown to the SDK's user."""
 
     message: str

@@ -19,9 +19,9 @@ that a duplicate submission can be answered with the first promise whatever beca
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Final
 
+from shared.core.frozen import Frozen
 from shared.core.lifecycle import State
 
 _HEADER: Final = struct.Struct(">1s1sHI16s16s")
@@ -37,8 +37,7 @@ PAUSED: Final = b"p"
 _STARTED: Final = (HANDED_OVER, ACKNOWLEDGED, ACKNOWLEDGED_FIRST)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Frozen, frozen=True):
     """Who runs a sample, and which request it is. `owner` is 16 ASCII characters, one value per worker instance."""
 
     owner: str
@@ -47,16 +46,14 @@ class Claim:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Frozen, frozen=True):
     state: State
     claim: Claim
     handed_over: bool = False
     paused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Frozen, frozen=True):
     header: Header
     payload: memoryview
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
+
+from shared.core.frozen import Frozen
 
 # Of one sample, and of the reply that it is made from. Redis takes no value above 512 MiB, and clients hold all of it
 # at once; three million sampled tokens fit.
@@ -16,15 +17,14 @@ class StopReason(Enum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
-class TopK:
+class TopK(Frozen, frozen=True):
     """Top-k per position. `token_ids` int32[length * k], `logprobs` float32[length * k], little-endian, row-major.
 
     An empty cell is id 0, logprob -99999.0; a row whose first cell is empty reads as None in the SDK.
     """
 
-    token_ids: bytes = field(repr=False)
-    logprobs: bytes = field(repr=False)
+    token_ids: bytes
+    logprobs: bytes
     k: int
     length: int
 
@@ -33,12 +33,11 @@ class TopK:
         return len(self.token_ids) + len(self.logprobs)
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceResult:
+class SequenceResult(Frozen, frozen=True):
     """`tokens` int32[T], `logprobs` float32[T], little-endian."""
 
-    tokens: bytes = field(repr=False)
-    logprobs: bytes = field(repr=False)
+    tokens: bytes
+    logprobs: bytes
     stop_reason: StopReason
     topk: TopK | None = None
 
@@ -47,16 +46,14 @@ class SequenceResult:
         return len(self.tokens) + len(self.logprobs) + (self.topk.size_bytes if self.topk is not None else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptScores:
+class PromptScores(Frozen, frozen=True):
     """`logprobs` float32[P], NaN where not computed (position 0 always); None when only the top-k was asked for."""
 
-    logprobs: bytes | None = field(repr=False, default=None)
+    logprobs: bytes | None = None
     topk: TopK | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SampleResult:
+class SampleResult(Frozen, frozen=True):
     sequences: tuple[SequenceResult, ...]
     prompt: PromptScores | None = None
     prompt_cache_hit_tokens: int = 0

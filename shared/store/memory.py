@@ -11,6 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from shared.core.lifecycle import SETTLED, SETTLING, Event, State, after, allows
 from shared.core.record import Header, Record
 from shared.store.base import (
@@ -187,7 +189,7 @@ class MemoryStore:
         self.commands += 1
         stored = self._stored(key)
         if stored is not None and stored.header.state is State.PENDING and stored.header.claim == claim:
-            stored.header = replace(stored.header, paused=paused)
+            stored.header = msgspec.structs.replace(stored.header, paused=paused)
 
     async def read(self, key: SampleKey) -> Record | None:
         await self._enter()
@@ -219,7 +221,8 @@ class MemoryStore:
             return False
         if stored.acknowledged if acknowledged else stored.counted:
             return False
-        stored.header = replace(stored.header, state=after(stored.header.state, Event.HANDED_OVER), handed_over=True)
+        state = after(stored.header.state, Event.HANDED_OVER)
+        stored.header = msgspec.structs.replace(stored.header, state=state, handed_over=True)
         stored.acknowledged = stored.acknowledged or acknowledged
         stored.counted = stored.counted or not acknowledged
         due_s = self._clock.monotonic_s() + ttl_s

@@ -8,12 +8,12 @@ parser's buffers into numpy; only the top-k and prompt scores, which vLLM tells 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from shared.core.faults import Fault, FaultClass, upstream_words
+from shared.core.frozen import Frozen
 from shared.core.result import PromptScores, SampleResult, SequenceResult, StopReason, TopK
 from shared.wire import document
 
@@ -41,8 +41,7 @@ _STOP_REASONS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(Frozen, frozen=True):
     """One reply. `sequences` in the order of their index; `cached_tokens`: prompt tokens found in the prefix cache."""
 
     sequences: tuple[SequenceResult, ...]

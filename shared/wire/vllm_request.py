@@ -15,12 +15,12 @@ The prompt is spliced in as bytes, never as a list of integers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from shared.core.errors import BadRequest
+from shared.core.frozen import Frozen
 
 if TYPE_CHECKING:
     from shared.core.model import SampleSpec
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 PATH: Final = "/v1/completions"
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamCall:
+class UpstreamCall(Frozen, frozen=True):
     """One POST to `PATH`, of an attempt. `sequences`: how many of its choices are kept; `scores`: the prompt's too."""
 
-    body: bytes = field(repr=False)
+    body: bytes
     sequences: int
     scores: bool
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from shared.core.lifecycle import SETTLED, SETTLING, Event, State, after, allows
 from shared.core.record import Header
@@ -138,7 +140,7 @@ class Model:
     def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
         found = self.samples.get(key)
         if found is not None and found.header.state is State.PENDING and found.header.claim == claim:
-            found.header = replace(found.header, paused=paused)
+            found.header = msgspec.structs.replace(found.header, paused=paused)
 
     def start_clocks(self, keys: Sequence[SampleKey], ttl_s: float, *, acknowledged: bool) -> int:
         return sum(self._start_clock(key, ttl_s, acknowledged) for key in keys)
@@ -150,7 +152,7 @@ class Model:
         if found.acknowledged if acknowledged else found.counted:
             return False
         state = after(found.header.state, Event.HANDED_OVER)
-        found.header = replace(found.header, state=state, handed_over=True)
+        found.header = msgspec.structs.replace(found.header, state=state, handed_over=True)
         found.acknowledged = found.acknowledged or acknowledged
         found.counted = found.counted or not acknowledged
         found.expires_s = min(found.expires_s, self.now_s + ttl_s)

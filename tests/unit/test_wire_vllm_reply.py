@@ -5,13 +5,13 @@ import json
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shared.core.faults import Fault, FaultClass
 from shared.core.model import SampleSpec, SamplingParams

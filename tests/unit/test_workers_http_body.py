@@ -30,7 +30,7 @@ class Pieces:
 
 async def read(receive: Receive, *headers: tuple[bytes, bytes]) -> bytes:
     scope: dict[str, Any] = {"type": "http", "headers": list(headers)}
-    return await read_body(scope, receive, 10)
+    return await read_body(dict(scope["headers"]), receive, 10)
 
 
 @pytest.mark.parametrize("pieces", [(b"",), (b"0123456789",), (b"01234", b"", b"56789"), (b"0", b"")])

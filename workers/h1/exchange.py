@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from shared.core.frozen import Frozen
 
 if TYPE_CHECKING:
     import asyncio
@@ -23,15 +24,14 @@ class Broken(Exception):
         self.errno = errno
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Frozen, frozen=True):
     """`headers` have lower-case names, and are told of other statuses than 200 only: nobody asks for the others.
 
     `whole` is False when the body was longer than the limit, and was cut there.
     """
 
     status: int
-    body: bytes = field(repr=False)
+    body: bytes
     headers: Mapping[str, str]
     whole: bool = True
 

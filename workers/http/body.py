@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 from shared.core.errors import BodyIncomplete, BodyTooLarge, UnsupportedEncoding
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope
+    from collections.abc import Mapping
+
+    from starlette.types import Receive
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    """The body of the request.
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit_bytes: int) -> bytes:
+    """The body of the request that has these headers.
 
     Raises `UnsupportedEncoding` for any Content-Encoding (no SDK compresses what comes here), `BodyTooLarge` before
     a byte is read where the length is declared, and `BodyIncomplete` when the client goes away.
     """
-    _check_headers(scope, limit_bytes)
+    _check_headers(headers, limit_bytes)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         body: bytes = message.get("body", b"")
@@ -38,12 +40,12 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         message = await receive()
 
 
-def _check_headers(scope: Scope, limit_bytes: int) -> None:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and _exceeds(value, limit_bytes):
-            raise _too_large(limit_bytes)
-        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            raise UnsupportedEncoding("a request must not be compressed: leave Content-Encoding out")
+def _check_headers(headers: Mapping[bytes, bytes], limit_bytes: int) -> None:
+    if _exceeds(headers.get(b"content-length", b""), limit_bytes):
+        raise _too_large(limit_bytes)
+    encoding = headers.get(b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+        raise UnsupportedEncoding("a request must not be compressed: leave Content-Encoding out")
 
 
 def _exceeds(declared: bytes, limit_bytes: int) -> bool:

@@ -53,7 +53,7 @@ class Application:
             await send_response(scope, send, 413, [], b"too large")
             return
         try:
-            body = await read_body(scope, receive, 64 * MIB)
+            body = await read_body(dict(scope["headers"]), receive, 64 * MIB)
         except BodyIncomplete:
             self.incomplete += 1
             return
