@@ -15,7 +15,7 @@ from shared.core.frozen import Frozen
 from shared.core.trace import traceparent_of
 from workers import responses
 from workers.http.body import read_body
-from workers.http.delivery import deliver, send_response
+from workers.http.delivery import deliver, send_whole
 from workers.http.watch import connection
 from workers.keyring import ANONYMOUS
 from workers.responses import Streamed
@@ -112,7 +112,7 @@ class Endpoint:
             self._counters.http_client_errors += 1
         headers = [(b"content-type", reply.content_type)]
         if reply.on_delivered is None:
-            await send_response(scope, send, reply.status, headers, reply.body)
+            await send_whole(scope, send, reply.status, headers, reply.body)
         elif await deliver(scope, send, reply.status, headers, reply.body):
             reply.on_delivered()
 

@@ -35,8 +35,7 @@ class Reply(Frozen, frozen=True):
     on_delivered: Callable[[], None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Streamed:
+class Streamed(Frozen, frozen=True):
     """A reply that `run` sends itself. It raises `ClientGone`, `ReplyBroken`, and others before it has sent a byte."""
 
     run: Callable[[Send], Awaitable[None]]

@@ -19,21 +19,28 @@ _TLS_PIECE_BYTES: Final = 64 * KIB
 
 
 async def send_response(
-    scope: Scope, send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | memoryview
+    send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | memoryview
 ) -> None:
-    """One reply with its length, in one write where the server beneath can do that."""
-    if WHOLE_REPLY in scope.get("extensions", ()):
-        await send({"type": WHOLE_REPLY, "status": status, "headers": headers, "body": body})
-        return
+    """One reply with its length. The headers may be another server's: uvicorn looks at each."""
     length = str(len(body)).encode()
     await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", length)]})
     await send({"type": "http.response.body", "body": body})
 
 
+async def send_whole(
+    scope: Scope, send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | memoryview
+) -> None:
+    """As `send_response`, in one write where the server beneath can do that. The headers must be our own."""
+    if WHOLE_REPLY in scope.get("extensions", ()):
+        await send({"type": WHOLE_REPLY, "status": status, "headers": headers, "body": body})
+    else:
+        await send_response(send, status, headers, body)
+
+
 async def deliver(
     scope: Scope, send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | memoryview
 ) -> bool:
-    """`send_response`, then whether the client was still connected when the last byte had left our hands.
+    """`send_whole`, then whether the client was still connected when the last byte had left our hands.
 
     See watch.py for what that can and cannot mean.
     """
@@ -43,7 +50,7 @@ async def deliver(
     if scope.get("scheme") == "https" and len(body) > _TLS_PIECE_BYTES:
         await _send_in_pieces(send, status, headers, memoryview(body))
     else:
-        await send_response(scope, send, status, headers, body)
+        await send_whole(scope, send, status, headers, body)
     return await client.drained()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.core.errors import BodyIncomplete
 from workers.http.body import read_body
-from workers.http.delivery import deliver, send_response
+from workers.http.delivery import deliver, send_whole
 from workers.http.edge import Edge
 from workers.http.limits import HttpLimits
 from workers.http.server import PublicServer
@@ -50,7 +50,7 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scopes.append(scope)
         if scope["path"] == "/early":
-            await send_response(scope, send, 413, [], b"too large")
+            await send_whole(scope, send, 413, [], b"too large")
             return
         try:
             body = await read_body(dict(scope["headers"]), receive, 64 * MIB)
@@ -68,7 +68,7 @@ class Application:
             reply = bytes(8 * MIB) if scope["path"] == "/big" else b"held"
             self.delivered.append(await deliver(scope, send, 200, [], reply))
         else:
-            await send_response(scope, send, 200, [], body)
+            await send_whole(scope, send, 200, [], body)
 
     def _count_lost(self) -> None:
         self.lost += 1
