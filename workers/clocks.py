@@ -7,11 +7,15 @@ round trip of its own on the way to the client, and neither does harm when it co
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Final
 
-from shared.store.base import StoreError
+from shared.damping import Damping
+from shared.store.base import StoreError, StoreRefused
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from shared.clock import Clock
     from shared.config import Settings
     from shared.core.model import SampleKey
@@ -19,9 +23,12 @@ if TYPE_CHECKING:
     from shared.store.base import Store
     from workers.settlements import Settlements
 
+log = logging.getLogger(__name__)
+
 # Long enough to gather a burst into one command, far below the clocks themselves (30 s and more).
 _GATHER_S: Final = 0.05
 _RETRY_S: Final = 1.0
+_LOG_EVERY_S: Final = 30.0
 _BATCH: Final = 500
 # While the store is away, deliveries beyond this many keep the longer clock: memory stays bounded.
 _PENDING_MAX: Final = 100_000
@@ -40,6 +47,7 @@ class DeliveryClocks:
         self._retrieved: list[SampleKey] = []
         self._acked: list[SampleKey] = []
         self._wanted = asyncio.Event()
+        self._damping = Damping(_LOG_EVERY_S)
 
     def handed_over(self, key: SampleKey) -> None:
         settled_s = self._settlements.handed_over(key)
@@ -71,9 +79,21 @@ class DeliveryClocks:
         """Write all that is pending. What could not be written stays. Raises `StoreError`."""
         while self._retrieved:
             batch = self._retrieved[:_BATCH]
-            self._counters.delivered += await self._store.mark_retrieved(batch, ttl_s=self._retrieved_ttl_s)
+            started = self._store.mark_retrieved(batch, ttl_s=self._retrieved_ttl_s)
+            self._counters.delivered += await self._unless_refused(started)
             del self._retrieved[: len(batch)]
         while self._acked:
             batch = self._acked[:_BATCH]
-            self._counters.acknowledged += await self._store.acknowledge(batch, ttl_s=self._acked_ttl_s)
+            shortened = self._store.acknowledge(batch, ttl_s=self._acked_ttl_s)
+            self._counters.acknowledged += await self._unless_refused(shortened)
             del self._acked[: len(batch)]
+
+    async def _unless_refused(self, written: Awaitable[int]) -> int:
+        """What the store refuses keeps its longer clock: tried for ever, it would hold up all that comes after it."""
+        try:
+            return await written
+        except StoreRefused as error:
+            held_back = self._damping.allow("refused", self._clock.monotonic_s())
+            if held_back is not None:
+                log.error("store refuses to start clocks", extra={"error": str(error), "not_logged": held_back})
+            return 0

@@ -15,7 +15,7 @@ from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim
 from shared.counters import Counters
-from shared.store.base import StoreUnavailable
+from shared.store.base import StoreRefused, StoreUnavailable
 from shared.store.memory import MemoryServer, MemoryStore
 from tests.worker_bench import AWAY, OWNER, until
 from workers import clocks as module
@@ -139,6 +139,24 @@ async def test_flushing_into_a_store_that_is_away_raises_and_keeps(bench: Bench)
     bench.store.fail_before = None
     await bench.clocks.flush()
     assert bench.counters.delivered == 1
+
+
+async def test_what_the_store_refuses_holds_up_nothing_that_comes_after_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Logged once; what was refused keeps its longer clock."""
+    refused, later = await bench.settled(2)
+    bench.store.fail_before = StoreRefused("WRONGTYPE")
+    for _ in range(3):
+        bench.clocks.handed_over(refused)
+        bench.clocks.acknowledged([refused])
+        await bench.clocks.flush()
+    bench.store.fail_before = None
+    bench.clocks.handed_over(later)
+    await bench.clocks.flush()
+    assert (bench.left_s(refused), bench.left_s(later)) == (3600.0, 300.0)
+    assert bench.counters.delivered == 1
+    assert [record.message for record in caplog.records] == ["store refuses to start clocks"]
 
 
 async def test_what_waits_for_the_store_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
