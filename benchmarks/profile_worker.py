@@ -53,7 +53,9 @@ COMPONENTS: tuple[tuple[str, str], ...] = (
     ("event loop and tasks", r"uvloop|libuv|^uv_|asyncio|_asyncio"),
 )
 _COMPILED = tuple((name, re.compile(pattern)) for name, pattern in COMPONENTS)
-_WAITING = re.compile(r"^epoll_p?wait")
+_WAITING = re.compile(r"^epoll_p?wait|^PyThread_acquire_lock_timed|^lock_PyThread_acquire_lock")
+# A wait ends in frames of the C library that have no name.
+_INNERMOST = 4
 REST = "interpreter and the rest"
 
 
@@ -72,7 +74,7 @@ def shares(lines: Iterable[str]) -> Counter[str]:
     for line in lines:
         stack, _, count = line.rstrip().rpartition(" ")
         frames = stack.split(";")
-        if stack and count.isdecimal() and not _WAITING.match(frames[-1]):
+        if stack and count.isdecimal() and not any(map(_WAITING.match, frames[-_INNERMOST:])):
             found[component_of(frames)] += int(count)
     return found
 

@@ -9,6 +9,8 @@ import httpx
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+ATTEMPTS = 5
+
 
 class HttpxForwarder:
     def __init__(self) -> None:
@@ -17,8 +19,14 @@ class HttpxForwarder:
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """The body of a 200. Raises `httpx.HTTPError`."""
-        reply = await self._client.post(url, content=body, headers={**headers, "Content-Type": "application/json"})
-        return reply.raise_for_status().content
+        told = {**headers, "Content-Type": "application/json"}
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return (await self._client.post(url, content=body, headers=told)).raise_for_status().content
+            except httpx.TransportError:
+                # A kept connection that was closed meanwhile is the caller's business.
+                continue
+        return (await self._client.post(url, content=body, headers=told)).raise_for_status().content
 
     async def close(self) -> None:
         await self._client.aclose()
