@@ -33,7 +33,9 @@ def test_what_belongs_nowhere_is_the_rest() -> None:
 def test_looks_are_summed_and_waiting_left_out() -> None:
     turn = ";".join(TURN)
     lines = [f"{turn};write (libc.so.6) 3", f"{turn};epoll_pwait (libc.so.6) 90", f"{turn} 1", "torn", ""]
-    lines.append("_worker (thread.py:81);PyThread_acquire_lock_timed (libpython.so);0x7f (libc.so.6);0x7e (libc.so.6) 50")
+    lines.append(
+        "_worker (thread.py:81);PyThread_acquire_lock_timed (libpython.so);0x7f (libc.so.6);0x7e (libc.so.6) 50"
+    )
     found = shares(lines)
     assert found == {"kernel: sockets": 3, "event loop and tasks": 1}
     told = shares_table(found, 0.4).splitlines()
