@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import resource
 import sys
 import time
@@ -19,6 +18,7 @@ from gateway.bench.messages import Plan, Progress, Ready, Report, Trouble
 from gateway.bench.tally import Tally
 from gateway.bench.transport import parse_target
 from gateway.bench.verification import ResultVerifier
+from gateway.collector import calm_collector
 from shared.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ async def _work(plan: Plan, lines: asyncio.StreamReader) -> None:
 
 
 async def _load(plan: Plan, client: SdkClient, tally: Tally, lines: asyncio.StreamReader) -> None:
-    _calm_collector()
+    calm_collector()
     cpu_s = time.process_time()
     run = asyncio.create_task(client.run(iter(range(plan.first, plan.samples, plan.step)), plan.concurrency))
     await until_done(run, tally, lines, plan.stuck_after_s, _show)
@@ -78,13 +78,6 @@ def _client(plan: Plan, tally: Tally) -> SdkClient:
         session_poll=plan.session_poll,
         heartbeat_s=plan.heartbeat_s,
     )
-
-
-def _calm_collector() -> None:
-    # Tens of thousands of live tasks make a full collection slow, and none of them is garbage.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 def _show(tally: Tally) -> None:

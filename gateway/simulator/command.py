@@ -8,6 +8,7 @@ import signal
 import click
 import uvloop
 
+from gateway.collector import calm_collector
 from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.processes import ProcessEnded, run_processes
 from gateway.simulator.simulator import Simulator
@@ -150,6 +151,7 @@ async def _serve(config: SimulatorConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    calm_collector()
     async with Simulator(config) as simulator:
         click.echo(_ready_line(config, simulator.url))
         await stopped.wait()

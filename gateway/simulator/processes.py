@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
+from gateway.collector import calm_collector
 from gateway.simulator.listener import bind, url_of
 from gateway.simulator.siblings import Siblings
 from gateway.simulator.simulator import Simulator
@@ -138,6 +139,7 @@ def _check(ended: list[BaseProcess]) -> None:
 def _child(
     config: SimulatorConfig, listener: socket.socket, control: Path, others: list[Path], told: Connection
 ) -> None:
+    calm_collector()
     uvloop.run(_serve(Simulator(config, listener, Siblings(others)), control, told))
 
 
