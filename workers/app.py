@@ -53,6 +53,9 @@ ROUTED: Final[tuple[Route_, ...]] = (
 # Read on the way to a training server; without one they are like all that is not ours.
 TRAINED: Final[tuple[Route_, ...]] = (("POST", "/save_weights_for_sampler", training.save_weights_for_sampler),)
 
+# What a training server answers, where there is one.
+UNTRAINED: Final[tuple[Route_, ...]] = (("POST", "/weights_info", sampling.weights_info),)
+
 
 class PublicApp:
     """ASGI: `routes` is the dictionary of the hot ones, `starlette` serves the rest."""
@@ -60,7 +63,7 @@ class PublicApp:
     def __init__(self, deps: Deps) -> None:
         make = partial(_endpoint, deps)
         self.routes = {(method, API + path): make(handler) for method, path, handler in HOT}
-        self.starlette = _starlette(make, ROUTED if deps.trainer is None else (*ROUTED, *TRAINED))
+        self.starlette = _starlette(make, (*ROUTED, *(UNTRAINED if deps.trainer is None else TRAINED)))
         self._elsewhere = make(training.pass_on, streamed=True)
         self._nowhere = self.starlette.router.default
         self.starlette.router.default = self._not_ours

@@ -11,38 +11,30 @@ import asyncio
 import gc
 import logging
 import os
-import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from shared import channel
 from shared.clock import SystemClock
-from shared.core.retry import Policy
 from shared.counters import Counters
 from shared.store.base import StoreError, StoreRefused
 from shared.store.open import make_store
-from workers.adapter_loading import AdapterLoader
-from workers.adapters import Adapters
 from workers.app import PublicApp
 from workers.clocks import DeliveryClocks
-from workers.connector import make_client, make_probe_session, make_training_session
+from workers.connector import make_training_session
 from workers.deps import Deps, Live
 from workers.dispatcher import Dispatcher
-from workers.execution import Executor
-from workers.forwarder import Forwarder
 from workers.housekeeping import Housekeeping
 from workers.http.edge import Edge
 from workers.http.limits import HttpLimits
 from workers.http.server import PublicServer
 from workers.keyring import Keyring
 from workers.loop_lag import LoopLag
-from workers.models import Catalogue
-from workers.pool import UpstreamPool
-from workers.registry import Registry
 from workers.sessions import Sessions
 from workers.settlements import Settlements
 from workers.tenants import Tenants
 from workers.trainer import Trainer
+from workers.upstream_side import UpstreamSide
 from workers.waiters import Waiters
 
 if TYPE_CHECKING:
@@ -76,33 +68,14 @@ class Worker:
         self._lag = LoopLag()
         self._waiters = Waiters()
         self._store = make_store(config.redis_url, settings.key_prefix, clock=self._clock)
-        self._client = make_client(settings, config.source_ip)
-        self._probe_http = make_probe_session(settings, config.source_ip)
         self._trainer = _trainer(settings, config.source_ip)
-        forwarder = Forwarder(self._client, self._probe_http, self._clock, settings.upstream_api_key)
-        catalogue = Catalogue(settings.models, settings.lora_name_template, settings.lora_path)
-        self._pool = UpstreamPool(settings.upstreams, forwarder, catalogue, self._clock)
-        self._registry = Registry(self._store, self._pool, settings.upstreams)
-        loader = AdapterLoader(
-            self._pool, forwarder, self._store, self._counters, config.instance, settings.lora_wait_s
-        )
-        self._adapters = Adapters(self._pool, loader, self._clock, settings.lora_wait_s)
-        self._executor = Executor(
-            self._pool,
-            self._adapters,
-            forwarder,
-            self._counters,
-            self._clock,
-            retry_policy(settings),
-            random.random,
-            mark_paused=self._mark_paused,
-        )
+        self._upstreams = UpstreamSide(config, self._store, self._counters, self._clock, self._mark_paused)
         settlements = Settlements()
         keyring = Keyring(settings.api_keys)
         self._tenants = Tenants(settings.workers, shared=keyring.shared)
         self._dispatcher = Dispatcher(
             self._store,
-            self._executor,
+            self._upstreams.executor,
             self._waiters,
             self._counters,
             self._clock,
@@ -117,9 +90,9 @@ class Worker:
             dispatcher=self._dispatcher,
             waiters=self._waiters,
             sessions=Sessions(self._store, self._clock),
-            pool=self._pool,
-            registry=self._registry,
-            adapters=self._adapters,
+            pool=self._upstreams.pool,
+            registry=self._upstreams.registry,
+            adapters=self._upstreams.adapters,
             clocks=DeliveryClocks(self._store, settings, self._counters, settlements, self._clock),
             settlements=settlements,
             counters=self._counters,
@@ -168,7 +141,7 @@ class Worker:
             return 3
         _settle_garbage_collection()
         await self._server.start()
-        self._supervision.tell(channel.Ready(tuple(self._pool.catalogue.base_models())))
+        self._supervision.tell(channel.Ready(tuple(self._upstreams.pool.catalogue.base_models())))
         orders = asyncio.create_task(self._obey())
         await asyncio.wait({orders, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
         broken = self._broken_duty()
@@ -201,8 +174,8 @@ class Worker:
                 log.warning("store does not answer yet", extra={"error": str(error)})
                 await asyncio.sleep(_OPEN_RETRY_S)
         with suppress(StoreError):  # then the first turn of the housekeeping follows the list
-            await self._registry.sync()
-        await self._pool.learn_models()
+            await self._upstreams.registry.sync()
+        await self._upstreams.pool.learn_models()
         for duty in [*self._housekeeping.duties(), self._lag.run, self._report]:
             self._tasks.append(asyncio.create_task(duty()))
 
@@ -297,10 +270,7 @@ class Worker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._dispatcher.close()
         await self._leave_store()
-        await self._adapters.close()
-        await self._pool.close()
-        self._client.close()
-        await self._probe_http.close()
+        await self._upstreams.close()
         if self._trainer is not None:
             await self._trainer.close()
         await self._store.close()
@@ -330,10 +300,10 @@ class Worker:
             loop_lag_ms_max=round(self._lag.max_ms(), 3),
             store_connected=self._store.connected_since_s is not None,
             sessions=len(self._deps.sessions),
-            upstreams=self._pool.statuses(),
+            upstreams=self._upstreams.pool.statuses(),
             counters=self._counters.snapshot(),
             draining=self._dispatcher.draining,
-            paused=self._executor.paused,
+            paused=self._upstreams.executor.paused,
             stages=self._counters.stages.snapshot(),
         )
 
@@ -354,11 +324,3 @@ def _trainer(settings: Settings, source_ip: str | None) -> Trainer | None:
     session = make_training_session(settings, source_ip)
     key, forward = settings.training_api_key, settings.training_forward_key
     return Trainer(settings.training_upstream, session, api_key=key, forward_key=forward)
-
-
-def retry_policy(settings: Settings) -> Policy:
-    return Policy(
-        max_reexecutions=settings.max_reexecutions,
-        retry_ambiguous=settings.retry_ambiguous,
-        upstream_wait_s=settings.upstream_wait_s,
-    )

@@ -51,6 +51,10 @@ class CreateSamplingSession(msgspec.Struct, frozen=True):
     model_path: str | None = None
 
 
+class WeightsInfo(msgspec.Struct, frozen=True):
+    tinker_path: str
+
+
 class Join(msgspec.Struct, frozen=True):
     sampling_session_id: str
 
@@ -106,6 +110,7 @@ _readers: Final[dict[type, Any]] = {
         CreateSession,
         Heartbeat,
         CreateSamplingSession,
+        WeightsInfo,
         Join,
         _RetrieveFuture,
         _CancelFuture,
@@ -144,6 +149,10 @@ def decode_create_sampling_session(body: bytes) -> CreateSamplingSession:
     if call.sampling_session_seq_id is not None and not 0 <= call.sampling_session_seq_id < 2**63:
         raise BadRequest("sampling_session_seq_id must be an integer from 0 to 2**63 - 1")
     return call
+
+
+def decode_weights_info(body: bytes) -> WeightsInfo:
+    return _read(WeightsInfo, body)
 
 
 def decode_join(body: bytes) -> Join:
@@ -243,6 +252,11 @@ def sampler(sampler_id: str, base_model: str, model_path: str | None) -> bytes:
     if model_path is not None:
         document["model_path"] = model_path
     return orjson.dumps(document)
+
+
+def weights_info(base_model: str) -> bytes:
+    """Of a LoRA adapter; how it was trained only a trainer knows."""
+    return orjson.dumps({"base_model": base_model, "is_lora": True})
 
 
 def capabilities(models: Mapping[str, int | None], *, trainable: bool = False) -> bytes:

@@ -843,3 +843,13 @@ async def test_a_cancel_of_what_has_ended_changes_nothing(bench: AppBench) -> No
 async def test_a_cancel_while_the_store_is_away_is_sent_again(bench: AppBench) -> None:
     bench.store.fail_before = AWAY
     assert (await bench.post("/cancel_future", {"request_id": request_id()})).status == 429
+
+
+async def test_weights_info_tells_the_base_model_of_sampler_weights(bench: AppBench) -> None:
+    """Where a training server is, it answers: see the tests of passing through."""
+    answered = await bench.post("/weights_info", {"tinker_path": "tinker://run-1/sampler_weights/1"})
+    assert (answered.status, answered.json) == (200, {"base_model": "sim/tiny", "is_lora": True})
+    for path in ("tinker://run-2/sampler_weights/1", "tinker://run-1/weights/1", "nonsense"):
+        refused = await bench.post("/weights_info", {"tinker_path": path})
+        assert (refused.status, path in refused.json["detail"]) == (404, True)
+    assert (await bench.post("/weights_info", {})).status == 400

@@ -81,3 +81,9 @@ async def sampler(deps: Deps, request: Request) -> Reply:
     session = deps.sessions.get(request.path["sampling_session_id"], request.caller)
     target = await deps.adapters.bind(session.model)
     return responses.ok(tinker.sampler(session.sampling_session_id, target.base_model, session.model.model_path))
+
+
+async def weights_info(deps: Deps, request: Request) -> Reply:
+    """The base model of sampler weights, where there is no training server that knows more."""
+    target = await deps.adapters.bind(ModelRef(model_path=tinker.decode_weights_info(request.body).tinker_path))
+    return responses.ok(tinker.weights_info(target.base_model))
