@@ -231,6 +231,21 @@ def upstream_failure(upstream: str, reason: str, *, answered: bool) -> Finding:
     return failure(f"upstream {upstream}", reason, advice)
 
 
+def training(url: str, status: int) -> Finding:
+    """By how it answers a question that every Tinker server knows."""
+    subject = f"training server {url}"
+    if status in (401, 403):
+        advice = "give --training-api-key-file, or --training-forward-key if the clients' keys are its own"
+        return warning(subject, f"answers {status}: it wants a key", advice)
+    if status != 200:
+        return failure(subject, f"answers {status}", "is this the base URL of a Tinker server, without /api/v1?")
+    return ok(subject, "answers")
+
+
+def training_failure(url: str, reason: str) -> Finding:
+    return failure(f"training server {url}", reason, "is it running, and reachable from this host and its source IPs?")
+
+
 def scaling(upstream: str, model: str, scales: bool | None) -> Finding:
     subject = f"logprobs of {model} at {upstream}"
     if scales is None:

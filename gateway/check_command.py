@@ -16,7 +16,7 @@ from gateway import check as checks
 from gateway import listeners, machine
 from gateway.cli import SettingsCommand, settings_from, settings_options
 from gateway.serve import redis_backing
-from gateway.upstream_probe import NoAnswer, ProbeError, offered_models, probe_scaling, session
+from gateway.upstream_probe import NoAnswer, ProbeError, offered_models, probe_scaling, session, training_status
 from shared.core.errors import StartError
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ async def all_findings(settings: Settings) -> list[Finding]:
         *_source_ips(settings),
         *await _redis(settings),
         *await _upstreams(settings),
+        *await _training(settings),
         checks.access(settings),
     ]
 
@@ -143,6 +144,17 @@ async def _upstreams(settings: Settings) -> list[Finding]:
         for upstream in settings.upstreams:
             found += await _upstream(http, settings, upstream)
     return found
+
+
+async def _training(settings: Settings) -> list[Finding]:
+    url = settings.training_upstream
+    if url is None:
+        return []
+    async with session(None) as http:
+        try:
+            return [checks.training(url, await training_status(http, url, settings.training_api_key))]
+        except NoAnswer as error:
+            return [checks.training_failure(url, str(error))]
 
 
 async def _upstream(http: aiohttp.ClientSession, settings: Settings, upstream: str) -> list[Finding]:

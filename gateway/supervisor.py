@@ -255,7 +255,9 @@ class Supervisor:
         if self._released or not self._fleet.halting or self.settings.redis_url is not None:
             return
         statuses = [process.status for process in self._workers()]
-        drained = all(status and status.draining and not status.in_flight for status in statuses)
+        drained = all(
+            status and status.draining and not (status.in_flight or status.passed_in_flight) for status in statuses
+        )
         if drained and unread_results(self._accumulator) == 0:
             self._released = True
             for process in self._workers():

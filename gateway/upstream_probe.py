@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,7 @@ import orjson
 from shared.core.scaling import AT_HALF, AT_ONE, PROBE_REQUEST_ID, logprobs_scale
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _TIMEOUT_S: Final = 20.0
 # Any ids that every vocabulary has.
@@ -95,17 +96,32 @@ def first_logprobs(body: Mapping[str, Any]) -> dict[int, float]:
     return found
 
 
-async def _exchange(http: aiohttp.ClientSession, method: str, url: str, body: object = None) -> dict[str, Any]:
-    data = orjson.dumps(body) if body is not None else None
-    headers = {"Content-Type": "application/json", "X-Request-Id": PROBE_REQUEST_ID} if data else {}
+async def training_status(http: aiohttp.ClientSession, url: str, api_key: str | None) -> int:
+    """How a training server answers `get_server_capabilities`. Raises `NoAnswer`."""
+    headers = {"X-API-Key": api_key} if api_key else {}
+    with _no_answer():
+        async with http.get(f"{url}/api/v1/get_server_capabilities", headers=headers, allow_redirects=False) as reply:
+            return reply.status
+
+
+@contextmanager
+def _no_answer() -> Iterator[None]:
+    """Whatever keeps a server from answering is `NoAnswer`."""
     try:
-        async with http.request(method, url, data=data, headers=headers, allow_redirects=False) as reply:
-            raw, code = await reply.read(), reply.status
+        yield
     except aiohttp.ClientConnectorError as error:
         reason = os.strerror(error.errno) if error.errno else str(error.os_error)
         raise NoAnswer(f"cannot connect: {reason}") from None
     except (aiohttp.ClientError, TimeoutError) as error:
         raise NoAnswer(str(error) or "no answer in time") from None
+
+
+async def _exchange(http: aiohttp.ClientSession, method: str, url: str, body: object = None) -> dict[str, Any]:
+    data = orjson.dumps(body) if body is not None else None
+    headers = {"Content-Type": "application/json", "X-Request-Id": PROBE_REQUEST_ID} if data else {}
+    with _no_answer():
+        async with http.request(method, url, data=data, headers=headers, allow_redirects=False) as reply:
+            raw, code = await reply.read(), reply.status
     if code != 200:
         raise ProbeError(f"{method} {url} answered {code}: {raw[:200].decode(errors='replace')}")
     try:

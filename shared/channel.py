@@ -85,6 +85,7 @@ class Status(msgspec.Struct, tag="status", frozen=True):
     counters: dict[str, int]  # names: shared/counters.py
     draining: bool = False
     paused: int = 0  # samples that wait until an upstream takes them
+    passed_in_flight: int = 0  # requests that are passed through
     stages: dict[str, tuple[float, ...]] = {}  # histograms by the names of `shared.counters.Stages`
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shared.config import ApiKey
 from shared.core import ids
-from tests.worker_bench import OWNER, WorkerBench, session
+from tests.worker_bench import OWNER, WorkerBench, engines_of, session
 from workers.adapter_loading import AdapterLoader
 from workers.adapters import Adapters
 from workers.app import PublicApp
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from shared.core.faults import Fault
     from shared.core.model import SampleKey, SamplingSession
     from shared.store.memory import MemoryServer
-    from workers.trainer import Trainer
 
 API: Final = "/api/v1"
 # Nobody renews the lease here.
@@ -85,10 +84,10 @@ class AppBench(WorkerBench):
             self.upstream,  # type: ignore[arg-type] # all that is asked of it is `get`
             catalogue,
             self.clock,
-            sleep=self._sleep,
+            sleep=self.sleep,
         )
-        loader = AdapterLoader(self.pool, self.upstream, self.store, self.counters, owner, 60.0, self._sleep)  # type: ignore[arg-type]
-        self.adapters = Adapters(self.pool, loader, self.clock, 60.0, self._sleep)
+        loader = AdapterLoader(self.pool, self.upstream, self.store, self.counters, owner, 60.0, self.sleep)  # type: ignore[arg-type]
+        self.adapters = Adapters(self.pool, loader, self.clock, 60.0, self.sleep)
         self.clocks = DeliveryClocks(self.store, self.settings, self.counters, self.settlements, self.clock)
         self.deps = Deps(
             live=Live(self.settings, Keyring(self.settings.api_keys)),
@@ -104,13 +103,14 @@ class AppBench(WorkerBench):
             counters=self.counters,
             clock=self.clock,
             random_bytes=Random(owner).randbytes,
+            engines=engines_of(self.pool, self.clock),
         )
         self.housekeeping = Housekeeping(self.deps, owner, self.settings)
         self.app = PublicApp(self.deps)
 
-    def use_trainer(self, trainer: Trainer) -> None:
-        """To be called before anything is asked."""
-        self.deps = replace(self.deps, trainer=trainer)
+    def use(self, **parts: Any) -> None:
+        """Other parts of `Deps`; to be called before anything is asked."""
+        self.deps = replace(self.deps, **parts)
         self.app = PublicApp(self.deps)
 
     async def open(self) -> AppBench:
@@ -122,7 +122,7 @@ class AppBench(WorkerBench):
     async def renew_lease(self) -> None:
         await self.store.renew_lease(self.owner, ttl_s=_NO_HOUSEKEEPING_S)
 
-    async def _sleep(self, delay_s: float) -> None:
+    async def sleep(self, delay_s: float) -> None:
         self.clock.advance(delay_s)
 
     async def close(self) -> None:

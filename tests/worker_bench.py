@@ -16,6 +16,7 @@ from shared.counters import Counters
 from shared.store.base import StoreUnavailable
 from shared.store.memory import MemoryServer, MemoryStore
 from workers.dispatcher import Dispatcher
+from workers.engines import Engines
 from workers.keyring import ANONYMOUS
 from workers.models import Target
 from workers.running import Ending
@@ -26,8 +27,10 @@ from workers.waiters import Waiters
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shared.clock import Clock
     from shared.core.model import SampleKey, SamplingSession
     from workers.keyring import Caller
+    from workers.pool import UpstreamPool
     from workers.running import Running
 
 OWNER: Final = "worker-000000001"
@@ -58,6 +61,11 @@ def spec(tokens: Sequence[int] = (10, 11, 12), n: int = 1, **more: Any) -> Sampl
     digest = blake2b(prompt + b"/%d" % n, digest_size=16).digest()
     params = more.pop("params", SamplingParams(max_tokens=4, seed=7))
     return SampleSpec(prompt, len(tokens), n, params, digest=digest, **more)
+
+
+def engines_of(pool: UpstreamPool, clock: Clock) -> Engines:
+    """Engines that nobody asks anything."""
+    return Engines(pool, None, clock, 60.0, lambda: 0.5)  # type: ignore[arg-type]
 
 
 class GatedStore(MemoryStore):

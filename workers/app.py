@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from workers import responses
-from workers.endpoint import Endpoint
-from workers.routes import futures, sampling, service, training
+from workers.endpoint import Endpoint, OpenAiEndpoint
+from workers.routes import futures, openai, sampling, service, training
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -57,6 +57,13 @@ TRAINED: Final[tuple[Route_, ...]] = (("POST", "/save_weights_for_sampler", trai
 UNTRAINED: Final[tuple[Route_, ...]] = (("POST", "/weights_info", sampling.weights_info),)
 
 
+OPENAI: Final[tuple[Route_, ...]] = (
+    ("POST", "/v1/completions", openai.completions),
+    ("POST", "/v1/chat/completions", openai.chat_completions),
+    ("GET", "/v1/models", openai.models),
+)
+
+
 class PublicApp:
     """ASGI: `routes` is the dictionary of the hot ones, `starlette` serves the rest."""
 
@@ -84,6 +91,7 @@ def _starlette(make: Callable[..., Endpoint], routed: Sequence[Route_] = ROUTED)
     routes = [Route(API + path, make(handler), methods=[method]) for method, path, handler in routed]
     # The hot ones again, so that a wrong method on them is a 405 like on any other.
     routes += [Route(API + path, make(handler), methods=[method]) for method, path, handler in HOT]
+    routes += [Route(path, make(handler, kind=OpenAiEndpoint), methods=[method]) for method, path, handler in OPENAI]
     routes.append(Route(API + "/healthz", make(service.healthz, public=True), methods=["GET"]))
     app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
     # A redirect names what the client called us, and http:// behind a proxy that speaks TLS: the key would follow it.
@@ -95,10 +103,11 @@ def _endpoint(
     deps: Deps,
     handler: Callable[[Deps, Request], Awaitable[Reply | Streamed]],
     *,
+    kind: type[Endpoint] = Endpoint,
     public: bool = False,
     streamed: bool = False,
 ) -> Endpoint:
-    return Endpoint(
+    return kind(
         partial(handler, deps),
         lambda: deps.live.keyring,
         deps.counters,
@@ -111,6 +120,6 @@ def _endpoint(
 async def _http_error(request: StarletteRequest, error: Exception) -> Response:
     """What the router did not find: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
-    reply = responses.routing_error(error.status_code)
+    reply = responses.routing_error(error.status_code, in_openai=request.url.path.startswith("/v1/"))
     headers: dict[str, Any] = dict(error.headers or {})
     return Response(bytes(reply.body), reply.status, headers, reply.content_type.decode())

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from workers.adapters import Adapters
     from workers.clocks import DeliveryClocks
     from workers.dispatcher import Dispatcher
+    from workers.engines import Engines
     from workers.keyring import Keyring
     from workers.pool import UpstreamPool
     from workers.registry import Registry
@@ -47,4 +48,5 @@ class Deps:
     counters: Counters
     clock: Clock
     random_bytes: Callable[[int], bytes]
+    engines: Engines
     trainer: Trainer | None = None

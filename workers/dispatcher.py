@@ -18,7 +18,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from shared.core.admission import Limits, Load, admit
 from shared.core.errors import BadRequest, Overloaded
 from shared.core.lifecycle import State
 from shared.core.model import Category, Failure
@@ -27,6 +26,7 @@ from shared.core.settling import REFUSALS_MOST
 from shared.store.base import Settled, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from shared.store.refill import is_refilling
 from shared.wire.tinker import failure_body
+from workers.room import Room
 from workers.running import Ending, Phase, Running, end_all
 from workers.settling import STORE_RETRY_FIRST_S, STORE_RETRY_LONGEST_S, Settler
 
@@ -82,16 +82,11 @@ class Dispatcher:
         self.on_loss: Callable[[], None] = lambda: None
         self._settlements = settlements
         self._settler = Settler(store, clock, settings.undelivered_ttl_s, self._hold, self._note_full)
-        self._tenants = tenants
-        self._limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
+        self.room = Room(tenants, counters, settings)
         self._running: dict[SampleKey, Running] = {}
         self._by_session: dict[str, set[Running]] = {}
-        self._in_flight_bytes = 0
         self._full_until_s = 0.0
         self._refilled_until_s = 0.0
-        self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def in_flight(self) -> int:
@@ -99,11 +94,11 @@ class Dispatcher:
 
     @property
     def in_flight_bytes(self) -> int:
-        return self._in_flight_bytes
+        return self.room.in_flight_bytes
 
     @property
     def draining(self) -> bool:
-        return self._draining
+        return self.room.draining
 
     def running(self, key: SampleKey) -> Running | None:
         return self._running.get(key)
@@ -116,7 +111,7 @@ class Dispatcher:
         return list(self._by_session)
 
     def reconfigure(self, settings: Settings) -> None:
-        self._limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
+        self.room.reconfigure(settings)
 
     @property
     def refilling(self) -> bool:
@@ -158,27 +153,17 @@ class Dispatcher:
         self, session: SamplingSession, key: SampleKey, spec: SampleSpec, target: Target, caller: Caller
     ) -> Running:
         held_bytes = len(spec.prompt) + _SAMPLE_OVERHEAD_BYTES
-        self._admit(held_bytes, caller)
+        full = self._clock.monotonic_s() < self._full_until_s
+        holding = self.room.take(caller, held_bytes, store_full=full, store_refilling=self.refilling)
         claim = Claim(self.owner, _FIRST_ATTEMPT, spec.num_samples, spec.digest)
         begun: asyncio.Future[Header | None] = asyncio.get_running_loop().create_future()
         # Duplicates may never come to look at it.
         begun.add_done_callback(_mark_retrieved)
-        holding = self._tenants.take(caller, held_bytes)
         running = Running(session, key, spec, claim, target, held_bytes, begun, holding)
         # No await between the look and this line: the second of two equal submissions finds the first.
         self._running[key] = running
         self._by_session.setdefault(session.session_id, set()).add(running)
-        self._in_flight_bytes += held_bytes
-        self._idle.clear()
         return running
-
-    def _admit(self, sample_bytes: int, caller: Caller) -> None:
-        full = self._clock.monotonic_s() < self._full_until_s
-        load = Load(len(self._running), self._in_flight_bytes, full, self._draining, self.refilling)
-        rejection = admit(load, self._limits, sample_bytes, self._tenants.tenancy(caller))
-        if rejection is not None:
-            self._count_rejection(rejection.reason)
-            raise Overloaded(rejection.reason, rejection.message)
 
     async def _begin(self, running: Running) -> Header | None:
         """Enter it into the store and start it; the header of who was first when that was not us."""
@@ -186,7 +171,7 @@ class Dispatcher:
         try:
             first = await self._store.begin(running.key, running.claim)
         except StoreUnavailable as error:
-            self._count_rejection("store")
+            self.room.count_rejection("store")
             if error.maybe_done:
                 running.task = asyncio.create_task(self._begin_until_known(running))
             else:
@@ -195,7 +180,7 @@ class Dispatcher:
         except StoreError as error:
             if isinstance(error, StoreFull):
                 self._note_full()
-            self._count_rejection("store")
+            self.room.count_rejection("store")
             self._abandon(running, error)
             raise
         except asyncio.CancelledError:
@@ -310,14 +295,14 @@ class Dispatcher:
 
     def drain(self) -> None:
         """Take nothing more; what runs goes on."""
-        self._draining = True
+        self.room.draining = True
 
     def orphan_all(self) -> int:
         """The drain deadline: the SDK submits what still runs again, elsewhere. Returns how many."""
         return end_all(self.all_running(), State.ORPHANED)
 
     async def wait_idle(self) -> None:
-        await self._idle.wait()
+        await self.room.wait_idle()
 
     async def close(self) -> None:
         """Give up every task without settling: the store is closing, the reaper does the rest."""
@@ -333,17 +318,13 @@ class Dispatcher:
 
     def _hold(self, running: Running, more_bytes: int) -> None:
         running.held_bytes += more_bytes
-        running.holding.in_flight_bytes += more_bytes
-        self._in_flight_bytes += more_bytes
+        self.room.grow(running.holding, more_bytes)
 
     def _release(self, running: Running) -> None:
         if self._running.get(running.key) is running:
             del self._running[running.key]
             self._forget_of_session(running)
-            self._in_flight_bytes -= running.held_bytes
-            self._tenants.release(running.holding, running.held_bytes)
-        if not self._running:
-            self._idle.set()
+            self.room.release(running.holding, running.held_bytes)
 
     def _forget_of_session(self, running: Running) -> None:
         session_id = running.session.session_id
@@ -365,22 +346,11 @@ class Dispatcher:
     def _note_full(self) -> None:
         self._full_until_s = self._clock.monotonic_s() + _FULL_FOR_S
 
-    def _count_rejection(self, reason: str) -> None:
-        name = _REJECTIONS.get(reason, "rejected_store")
-        setattr(self._counters, name, getattr(self._counters, name) + 1)
-
     def _count_ending(self, state: State) -> None:
         name = _ENDINGS[state]
         setattr(self._counters, name, getattr(self._counters, name) + 1)
 
 
-_REJECTIONS: Final = {
-    "in_flight": "rejected_in_flight",
-    "bytes": "rejected_bytes",
-    "draining": "rejected_draining",
-    "key": "rejected_key",
-    "share": "rejected_share",
-}
 _ENDINGS: Final = {
     State.READY: "completed",
     State.FAILED: "failed",

@@ -124,5 +124,16 @@ class Endpoint:
         return responses.refusal(error)
 
 
+class OpenAiEndpoint(Endpoint):
+    """The same for OpenAI's clients: a bearer token is the key, and errors have their form."""
+
+    def _api_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        return token.strip() if scheme.lower() == b"bearer" else super()._api_key(headers)
+
+    def _refusal(self, error: Exception) -> Reply:
+        return responses.openai_refusal(error)
+
+
 def _text(value: bytes | None) -> str | None:
     return value.decode("latin-1") if value is not None else None

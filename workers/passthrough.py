@@ -78,7 +78,7 @@ async def relay(response: aiohttp.ClientResponse, headers: Iterable[Header], sen
     headers = list(headers)
     head = b""
     if response.status >= 400 and not _has_length(headers):
-        head, whole = await _collect(response)
+        head, whole = await collect(response)
         if whole:
             headers.append((b"content-length", str(len(head)).encode()))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
@@ -96,8 +96,8 @@ async def _relay_body(response: aiohttp.ClientResponse, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _collect(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
-    """The first bytes of the body, and whether they are all of it. What breaks off here breaks off again later."""
+async def collect(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
+    """The first bytes of a body, and whether they are all of it. What breaks off here breaks off again later."""
     parts: list[bytes] = []
     size_bytes = 0
     try:

@@ -15,7 +15,7 @@ from shared.core import errors
 from shared.core.frozen import Frozen
 from shared.core.lifecycle import Answer
 from shared.store.base import StoreError, StoreFull
-from shared.wire import tinker
+from shared.wire import openai, tinker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -81,18 +81,29 @@ def answer(kind: Answer, body: bytes) -> Reply:
     return Reply(STATUS_OF_ANSWER[kind], body)
 
 
-def routing_error(status: int) -> Reply:
+def routing_error(status: int, *, in_openai: bool = False) -> Reply:
     """No such path, or not with this method: the router's own finding."""
     text = "this method is not allowed here" if status == 405 else "there is no such path"
-    return Reply(status, tinker.error_body(text))
+    return Reply(status, openai.error_body(text, status) if in_openai else tinker.error_body(text))
 
 
 def refusal(error: Exception) -> Reply:
     """The reply for an error; never Redis' or Python's own words."""
+    status, text = _told(error)
+    return Reply(status, tinker.error_body(text))
+
+
+def openai_refusal(error: Exception) -> Reply:
+    """The same for a client of OpenAI's API."""
+    status, text = _told(error)
+    return Reply(status, openai.error_body(text, status))
+
+
+def _told(error: Exception) -> tuple[int, str]:
     for kind, status in STATUS_OF_ERROR:
         if isinstance(error, kind):
-            return Reply(status, tinker.error_body(_text(error)))
-    return Reply(UNEXPECTED, tinker.error_body(_UNEXPECTED))
+            return status, _text(error)
+    return UNEXPECTED, _UNEXPECTED
 
 
 def _text(error: Exception) -> str:

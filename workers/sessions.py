@@ -98,8 +98,9 @@ class Sessions:
                 raise Overloaded(rejection.reason, rejection.message)
 
     async def enter(self, session_id: str, caller: Caller) -> None:
-        """Count a session that another server has made. Raises `StoreError` where it could not be counted."""
+        """Begin a session that another server has made. Raises `StoreError` where it could not be written down."""
         self.note(session_id)
+        await self.touch(session_id)
         if caller.limits.max_sessions is not None:
             await self._store.enter_session(ids.owner_tag(caller.secret), session_id)
 

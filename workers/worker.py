@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 import os
+import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -21,9 +22,10 @@ from shared.store.base import StoreError, StoreRefused
 from shared.store.open import make_store
 from workers.app import PublicApp
 from workers.clocks import DeliveryClocks
-from workers.connector import make_training_session
+from workers.connector import make_session, make_training_session
 from workers.deps import Deps, Live
 from workers.dispatcher import Dispatcher
+from workers.engines import Engines
 from workers.housekeeping import Housekeeping
 from workers.http.edge import Edge
 from workers.http.limits import HttpLimits
@@ -68,6 +70,7 @@ class Worker:
         self._lag = LoopLag()
         self._waiters = Waiters()
         self._store = make_store(config.redis_url, settings.key_prefix, clock=self._clock)
+        self._passed_http = make_session(settings, config.source_ip)
         self._trainer = _trainer(settings, config.source_ip)
         self._upstreams = UpstreamSide(config, self._store, self._counters, self._clock, self._mark_paused)
         settlements = Settlements()
@@ -98,6 +101,7 @@ class Worker:
             counters=self._counters,
             clock=self._clock,
             random_bytes=os.urandom,
+            engines=self._engines(settings),
             trainer=self._trainer,
         )
         self._housekeeping = Housekeeping(self._deps, config.instance, settings)
@@ -112,6 +116,10 @@ class Worker:
             tls_key=settings.tls_key,
         )
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _engines(self, settings: Settings) -> Engines:
+        wait_s = settings.upstream_wait_s
+        return Engines(self._upstreams.pool, self._passed_http, self._clock, wait_s, random.random)
 
     def _mark_paused(self, running: Running, paused: bool) -> None:
         """A store that is away has no word of it: the poll elsewhere then just says "still running"."""
@@ -271,6 +279,7 @@ class Worker:
         await self._dispatcher.close()
         await self._leave_store()
         await self._upstreams.close()
+        await self._passed_http.close()
         if self._trainer is not None:
             await self._trainer.close()
         await self._store.close()
@@ -304,6 +313,7 @@ class Worker:
             counters=self._counters.snapshot(),
             draining=self._dispatcher.draining,
             paused=self._upstreams.executor.paused,
+            passed_in_flight=self._dispatcher.room.passed_in_flight + (self._trainer.in_flight if self._trainer else 0),
             stages=self._counters.stages.snapshot(),
         )
 

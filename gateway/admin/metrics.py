@@ -111,6 +111,7 @@ _WORKER_GAUGES: Final = {
     "samples_in_flight": ("Samples that run now", "in_flight"),
     "samples_paused": ("Of those, samples that wait because no upstream takes them", "paused"),
     "in_flight_bytes": ("Prompts and unsaved results held now", "in_flight_bytes"),
+    "passed_in_flight": ("Requests that are passed through now", "passed_in_flight"),
     "worker_loop_lag_ms_p99": ("Event loop lag of the last minute, 99th percentile", "loop_lag_ms_p99"),
     "worker_loop_lag_ms_max": ("Event loop lag of the last minute, highest", "loop_lag_ms_max"),
     "worker_store_connected": ("1 while the worker is connected to Redis", "store_connected"),

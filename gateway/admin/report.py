@@ -63,6 +63,7 @@ def _worker(slot: SlotView) -> dict[str, Any]:
         "state": slot.state,
         "in_flight": status.in_flight if status else 0,
         "in_flight_bytes": status.in_flight_bytes if status else 0,
+        "passed_in_flight": status.passed_in_flight if status else 0,
         "paused": status.paused if status else 0,
         "restarts": slot.restarts,
         "cpu_seconds": round(slot.usage.cpu_seconds, 3),

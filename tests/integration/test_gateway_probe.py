@@ -16,7 +16,15 @@ from aiohttp.test_utils import TestServer
 
 from gateway import logprobs_watch
 from gateway.logprobs_watch import follow_upstreams, watch_logprobs
-from gateway.upstream_probe import OfferedModel, ProbeError, offered_models, probe_scaling, session
+from gateway.upstream_probe import (
+    NoAnswer,
+    OfferedModel,
+    ProbeError,
+    offered_models,
+    probe_scaling,
+    session,
+    training_status,
+)
 from shared.channel import UpstreamStatus
 from shared.config import Settings
 from tests.worker_bench import until
@@ -68,6 +76,23 @@ async def test_scaling_is_found_out(processed: bool, top: bool) -> None:
     """D15, also where only the sampled token is named."""
     async with serving(Upstream(processed=processed, top=top)) as url, session(None) as http:
         assert await probe_scaling(http, url, "m") is processed
+
+
+@pytest.mark.parametrize(("key", "status"), [("tml-t", 200), ("tml-other", 401), (None, 401)])
+async def test_a_training_server_is_asked_with_the_operators_key(key: str | None, status: int) -> None:
+    async def capabilities(request: web.Request) -> web.Response:
+        return web.json_response({}, status=200 if request.headers.get("X-API-Key") == "tml-t" else 401)
+
+    app = web.Application()
+    app.router.add_get("/base/api/v1/get_server_capabilities", capabilities)
+    async with TestServer(app) as server, session(None) as http:
+        assert await training_status(http, str(server.make_url("/base")), key) == status
+
+
+async def test_a_training_server_that_is_not_there() -> None:
+    async with session(None) as http:
+        with pytest.raises(NoAnswer, match="refused"):
+            await training_status(http, "http://127.0.0.1:9", None)
 
 
 async def test_models_are_listed_with_the_key() -> None:

@@ -15,7 +15,7 @@ from shared.core.record import Claim
 from shared.core.upstream_list import PUBLISHED, UpstreamList
 from shared.store.base import StoreFull, StoreUnavailable
 from shared.store.refill import REFILL_S
-from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, SESSION_ID, WorkerBench, session, until
+from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, SESSION_ID, WorkerBench, engines_of, session, until
 from workers import housekeeping as module
 from workers.clocks import DeliveryClocks
 from workers.control import cancel_message, finish_message
@@ -82,6 +82,7 @@ class Bench(WorkerBench):
             counters=self.counters,
             clock=self.clock,
             random_bytes=Random(7).randbytes,
+            engines=engines_of(self.pool, self.clock),  # type: ignore[arg-type]
         )
         self.housekeeping = Housekeeping(deps, owner, self.settings)
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.app_bench import AppBench
 from tests.integration.http.edge_server import Client, Served, serving_app, until
 from tests.integration.passthrough.raw_upstream import RawUpstream, raw_upstream, soon
-from workers.connector import make_training_session
+from workers.connector import make_session, make_training_session
+from workers.engines import Engines
 from workers.trainer import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from starlette.types import Receive, Scope, Send
 
     from workers.http.limits import HttpLimits
 
@@ -22,11 +25,11 @@ _STILL_LOOKS: Final = 150
 
 
 @dataclass
-class Passage:
-    upstream: RawUpstream
-    bench: AppBench
-    trainer: Trainer
+class Edge:
+    """The public side."""
+
     served: Served
+    bench: AppBench
 
     async def connect(self) -> Client:
         return await self.served.connect()
@@ -41,23 +44,54 @@ class Passage:
             client.close()
 
 
+@dataclass
+class Passage(Edge):
+    upstream: RawUpstream
+    trainer: Trainer
+
+
+@dataclass
+class OpenAiPassage(Edge):
+    first: RawUpstream
+    second: RawUpstream
+
+
 @asynccontextmanager
 async def training_passage(
     limits: HttpLimits | None = None, *, api_key: str | None = None, forward_key: bool = False, **settings: Any
 ) -> AsyncIterator[Passage]:
-    async with raw_upstream() as upstream:
-        bench = AppBench(**settings)
-        trainer = Trainer(
-            upstream.url + "/prefix",
-            make_training_session(bench.settings, None),
-            api_key=api_key,
-            forward_key=forward_key,
-        )
-        bench.use_trainer(trainer)
-        await bench.open()
-        async with serving_app(bench.app, limits) as served:
-            yield Passage(upstream, bench, trainer, served)
-        await trainer.close()
+    """The raw server is a training server, under a path prefix."""
+    async with raw_upstream() as upstream, serving_bench(limits, **settings) as (bench, served):
+        async with make_training_session(bench.settings, None) as session:
+            trainer = Trainer(upstream.url + "/prefix", session, api_key=api_key, forward_key=forward_key)
+            bench.use(trainer=trainer)
+            yield Passage(served, bench, upstream, trainer)
+
+
+@asynccontextmanager
+async def openai_passage(**settings: Any) -> AsyncIterator[OpenAiPassage]:
+    """Two raw servers are vLLM; of equally busy ones the first is asked."""
+    settings = {"upstream_api_key": "engine-key"} | settings
+    async with raw_upstream() as first, raw_upstream() as second, serving_bench(None, **settings) as (bench, served):
+        bench.pool.replace([first.url, second.url])
+        async with make_session(bench.settings, None) as session:
+            engines = Engines(bench.pool, session, bench.clock, 60.0, lambda: 0.5, sleep=bench.sleep)
+            bench.use(engines=engines)
+            yield OpenAiPassage(served, bench, first, second)
+
+
+@asynccontextmanager
+async def serving_bench(limits: HttpLimits | None, **settings: Any) -> AsyncIterator[tuple[AppBench, Served]]:
+    """`AppBench.use` may be called until the first request."""
+    bench = await AppBench(**settings).open()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await bench.app(scope, receive, send)
+
+    try:
+        async with serving_app(app, limits) as served:
+            yield bench, served
+    finally:
         await bench.close()
 
 

@@ -1,0 +1,90 @@
+"""OpenAI's API as far as it is read here: the model's name, how much is asked for. The rest passes as it was written.
+
+A request is written anew from its fields even where no name changes: a field that was given twice then stands once, so
+that the server behind cannot read another one than we did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import orjson
+
+from shared.core.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_text: Final = msgspec.json.Decoder(str)
+_count: Final = msgspec.json.Decoder(int | None)
+_prompts: Final = msgspec.json.Decoder(list[msgspec.Raw])
+# The names of "how many tokens at most", the newer one first.
+_LIMITS: Final = ("max_completion_tokens", "max_tokens")
+
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiCall:
+    """A request for completions. `max_tokens`: None = what the context leaves. `sequences`: of all its prompts."""
+
+    model: str
+    max_tokens: int | None
+    sequences: int
+    fields: Mapping[str, msgspec.Raw]
+
+    def encode(self, upstream_name: str) -> bytes:
+        """The body for an upstream that knows the model by this name."""
+        return msgspec.json.encode({**self.fields, "model": upstream_name})
+
+
+def decode_call(body: bytes) -> OpenAiCall:
+    """Raises `BadRequest`."""
+    try:
+        if not body.isascii():
+            body.decode()
+        fields = _fields.decode(body)
+        model = _text.decode(fields["model"]) if "model" in fields else ""
+        limits = (_count.decode(fields[name]) for name in _LIMITS if name in fields)
+        max_tokens = next((limit for limit in limits if limit is not None), None)
+        sequences = _prompts_of(fields) * max(_number(fields, "n"), _number(fields, "best_of"))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise BadRequest(f"the request is not a valid completion request: {error}") from None
+    if not model:
+        raise BadRequest("model is missing: name one that GET /v1/models lists")
+    return OpenAiCall(model, max_tokens, sequences, fields)
+
+
+def _number(fields: Mapping[str, msgspec.Raw], name: str) -> int:
+    return (_count.decode(fields[name]) if name in fields else None) or 1
+
+
+def _prompts_of(fields: Mapping[str, msgspec.Raw]) -> int:
+    """How many prompts there are: a list of texts or of token lists holds several, a list of tokens is one."""
+    prompt = bytes(fields.get("prompt", b"")).lstrip()
+    if not prompt.startswith(b"[") or prompt[1:].lstrip()[:1] not in (b'"', b"["):
+        return 1
+    return max(len(_prompts.decode(prompt)), 1)
+
+
+def error_body(message: str, status: int) -> bytes:
+    kind = _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": status}})
+
+
+def models(context_tokens: Mapping[str, int | None]) -> bytes:
+    """`GET /v1/models`. `context_tokens`: by offered name, None where it is not known."""
+    return orjson.dumps({"object": "list", "data": [_card(name, tokens) for name, tokens in context_tokens.items()]})
+
+
+def _card(name: str, tokens: int | None) -> dict[str, Any]:
+    card: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "gateway"}
+    return card if tokens is None else card | {"max_model_len": tokens}
