@@ -409,6 +409,14 @@ FLAGS: Final[tuple[Flag, ...]] = (
     _switch(_OPERATE, "access-log", "Log a line for every request to the public address."),
     _flag(
         _OPERATE,
+        "otel-endpoint",
+        urls.collector_url,
+        "URL",
+        "none",
+        "OpenTelemetry collector (OTLP over HTTP) that gets a span for each sample. Needs the extra `otel`.",
+    ),
+    _flag(
+        _OPERATE,
         "run-dir",
         _text,
         "PATH",

@@ -107,7 +107,9 @@ def _importable(name: str) -> bool:
     return True
 
 
-def check_libraries() -> None:
+def check_libraries(*, tracing: bool = False) -> None:
     """Raises `StartError`."""
+    if tracing and not _importable("workers.tracing"):
+        raise StartError("--otel-endpoint: OpenTelemetry is not installed; pip install 'tinker-sampling-gateway[otel]'")
     if missing := missing_libraries():
         raise StartError(f"{' and '.join(missing)} cannot be imported; install the gateway's dependencies again")

@@ -67,7 +67,7 @@ def run(settings: Settings, reread: Callable[[], Settings], doubts: Sequence[str
 
 async def serve(settings: Settings, reread: Callable[[], Settings], parts: Parts) -> int:
     """Open everything, supervise, close everything; the exit code. Raises `StartError`."""
-    check_libraries()
+    check_libraries(tracing=settings.otel_endpoint is not None)
     raise_fd_limit()
     check_source_ips(settings.source_ips)
     check_tls(settings)

@@ -28,6 +28,12 @@ def training_url(text: str) -> str:
     return _base_url(text, allowed, key_flag="--training-api-key-file", added="/api/v1")
 
 
+def collector_url(text: str) -> str:
+    """The base URL of an OpenTelemetry collector. Raises `ValueError`."""
+    allowed = "give the base URL of an OpenTelemetry collector, such as http://127.0.0.1:4318"
+    return _base_url(text, allowed, key_flag="the variable OTEL_EXPORTER_OTLP_HEADERS", added="/v1/traces")
+
+
 def _base_url(text: str, allowed: str, *, key_flag: str, added: str) -> str:
     parts = _split(text, allowed)
     if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -90,6 +90,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "json"
     log_level: str = "info"
     access_log: bool = False
+    otel_endpoint: str | None = None
     run_dir: str | None = None
 
     @property

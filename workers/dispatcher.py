@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from shared.core.model import SampleKey, SampleSpec, SamplingSession
     from shared.counters import Counters
     from shared.store.base import Store
-    from workers.execution import Executor
     from workers.keyring import Caller
     from workers.models import Target
+    from workers.running import Executes
     from workers.settlements import Settlements
     from workers.tenants import Tenants
     from workers.waiters import Waiters
@@ -63,7 +63,7 @@ class Dispatcher:
     def __init__(
         self,
         store: Store,
-        executor: Executor,
+        executor: Executes,
         waiters: Waiters,
         counters: Counters,
         clock: Clock,

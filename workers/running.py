@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shared.core import ids
 from shared.core.frozen import Frozen
@@ -38,6 +38,10 @@ class Phase(Enum):
     EXECUTING = "executing"
     SETTLING = "settling"
     WAITING = "waiting"  # settling, and the store does not take it yet
+
+
+class Executes(Protocol):
+    async def execute(self, running: Running) -> Ending: ...
 
 
 @dataclass(eq=False, slots=True)

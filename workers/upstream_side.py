@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from shared.counters import Counters
     from shared.store.base import Store
     from workers.execution import MarkPaused
+    from workers.running import Executes
+    from workers.tracing import Tracing
 
 
 class UpstreamSide:
@@ -36,22 +38,35 @@ class UpstreamSide:
         self.registry = Registry(store, self.pool, settings.upstreams)
         loader = AdapterLoader(self.pool, forwarder, store, counters, config.instance, settings.lora_wait_s)
         self.adapters = Adapters(self.pool, loader, clock, settings.lora_wait_s)
+        self._tracing = _tracing(config)
         self.executor = Executor(
             self.pool,
             self.adapters,
-            forwarder,
+            self._tracing.forwarder(forwarder) if self._tracing is not None else forwarder,
             counters,
             clock,
             retry_policy(settings),
             random.random,
             mark_paused=mark_paused,
         )
+        self.executes: Executes = self._tracing.executor(self.executor) if self._tracing is not None else self.executor
 
     async def close(self) -> None:
         await self.adapters.close()
         await self.pool.close()
         self._client.close()
         await self._questions.close()
+        if self._tracing is not None:
+            await self._tracing.close()
+
+
+def _tracing(config: WorkerConfig) -> Tracing | None:
+    if config.settings.otel_endpoint is None:
+        return None
+    # Its libraries are an extra, and 20 MB of memory.
+    from workers.tracing import open_tracing
+
+    return open_tracing(config.settings.otel_endpoint, config.slot)
 
 
 def retry_policy(settings: Settings) -> Policy:

@@ -78,7 +78,7 @@ class Worker:
         self._tenants = Tenants(settings.workers, shared=keyring.shared)
         self._dispatcher = Dispatcher(
             self._store,
-            self._upstreams.executor,
+            self._upstreams.executes,
             self._waiters,
             self._counters,
             self._clock,

@@ -48,3 +48,10 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_NEEDED", ("uvloop", "no_such_loop"))
     with pytest.raises(StartError, match="no_such_loop cannot be imported"):
         machine.check_libraries()
+
+
+def test_tracing_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_importable", lambda name: name != "workers.tracing")
+    machine.check_libraries()
+    with pytest.raises(StartError, match=r"--otel-endpoint: OpenTelemetry is not installed.*\[otel\]"):
+        machine.check_libraries(tracing=True)
