@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from gateway.keys_file import new_entry
+from shared.config import NO_LIMITS
 from tests.integration.gateway_process import eventually
 from tests.system.expected import check_payload
 from tests.system.pinned import Client, connect_to, open_stack_client, poll, send_poll, submit
@@ -30,7 +31,7 @@ RETRIEVED_TTL_S: Final = 1
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("any-worker")
     keys = directory / "keys.toml"
-    keys.write_text(new_entry("alice", ALICE) + new_entry("bob", BOB))
+    keys.write_text(new_entry("alice", ALICE, NO_LIMITS) + new_entry("bob", BOB, NO_LIMITS))
     flags = ["--api-keys-file", str(keys), "--retrieved-ttl", str(RETRIEVED_TTL_S), "--poll-timeout", "5"]
     with running_stack(directory, *flags) as stack:
         yield stack
