@@ -17,11 +17,39 @@ if TYPE_CHECKING:
 
 # The key in a scope's `extensions`, and the type of the message: status, headers (Content-Length left out), body.
 WHOLE_REPLY: Final = "gateway.whole_reply"
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 # From here on a copy of the body costs more than the second buffer of a scattered write.
 _SCATTER_FROM_BYTES: Final = 16 * KIB
 
 
 class GatewayCycle(RequestResponseCycle):
+    """`unread_bytes`: of the body, what has arrived and was not received yet."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._parts: list[bytes] = []
+        self.unread_bytes = 0
+
+    def add(self, part: bytes) -> None:
+        """More of the body has arrived."""
+        self._parts.append(part)
+        self.unread_bytes += len(part)
+        self.message_event.set()
+
+    async def receive(self) -> Any:
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(_CONTINUE)
+            self.waiting_for_100_continue = False
+        if not self.disconnected and not self.response_complete:
+            self.flow.resume_reading()
+            await self.message_event.wait()
+            self.message_event.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts, self.unread_bytes = [], 0
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
     async def send(self, message: Any) -> None:
         if message["type"] != WHOLE_REPLY:
             await super().send(message)

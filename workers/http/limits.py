@@ -32,3 +32,6 @@ class HttpLimits:
     linger_s: float = 5.0
     # The transport asks the application to pause above this.
     write_buffer_bytes: int = 64 * KIB
+    # What a connection reads ahead of its handler: as much as uvloop reads at once, so that a prompt of 32,768 tokens
+    # arrives without a pause.
+    unread_body_bytes: int = 256 * KIB

@@ -204,7 +204,7 @@ class GatewayProtocol(HttpToolsProtocol):
         version = self._check_head()
         self._complete_scope(version)
         before = self.cycle
-        self.cycle = GatewayCycle(
+        self.cycle: GatewayCycle = GatewayCycle(
             self.scope,
             self.transport,
             self.flow,
@@ -258,8 +258,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self._body_bytes += len(body)
         if self.cycle.response_complete:
             self._discard(len(body))
-        else:
-            super().on_body(body)
+            return
+        self.cycle.add(body)
+        if self.cycle.unread_bytes > self.edge.limits.unread_body_bytes:
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -268,8 +270,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             self._wait_for_next()
         elif not self.pipeline:
-            # uvicorn pauses at 64 KiB and resumes in the next receive(), which a handler that has its whole body does
-            # not call: a client that leaves would not be noticed.
+            # Paused reading is resumed by the next receive(), which a handler that has its whole body does not call: a
+            # client that leaves would not be noticed.
             self.flow.resume_reading()
 
     # -- after a reply
