@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 # A value from here on travels on the second connection: it is a millisecond of both sides' time.
 BULK_FROM_BYTES: Final = 256 * 1024
+# What a reader asks for before it knows how much there is: all of a small result, and little of a large one, which is
+# then read whole, since between two reads it may have become another's.
+_FIRST_LOOK_BYTES: Final = 32 * 1024
 _EPOCHS: Final = 2**21
 _SESSION_TTL_MS: Final = 24 * 3600 * 1000
 # Four leases of the default length: longer than any worker goes without looking into its inbox.
@@ -78,8 +81,8 @@ class ServedStore:
 
     async def read(self, key: SampleKey) -> Record | None:
         name = self._keys.sample(key)
-        data = await self._line.call("GETRANGE", name, "0", str(BULK_FROM_BYTES - 1))
-        if len(data) == BULK_FROM_BYTES:
+        data = await self._line.call("GETRANGE", name, "0", str(_FIRST_LOOK_BYTES - 1))
+        if len(data) == _FIRST_LOOK_BYTES:
             data = await self._bulk.call("GET", name)
         if not data:
             return None

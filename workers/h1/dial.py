@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shared.core.faults import BreakKind
 from workers.h1.exchange import Broken
+from workers.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 # As long as aiohttp keeps them here: a router that moved is found within half a minute.
 _NAMES_KEPT_S: Final = 30.0
+
+# Each is some 0.1 ms in all. Thousands at once, when a wave of samples is submitted, would keep the loop for seconds.
+_DIALS_PER_TURN: Final = 64
 
 
 class Origin(NamedTuple):
@@ -80,11 +84,14 @@ class Dialler:
         self._family = family
         self._timeout_s = timeout_s
         self._tls = tls
+        self._turns = Turns(_DIALS_PER_TURN)
         self._loop = asyncio.get_running_loop()
         self._names = Names(resolve or self._ask_the_system, self._loop.time)
 
     async def dial(self, origin: Origin, made: Callable[[], UpstreamConnection]) -> UpstreamConnection:
         """A connection that `made` makes the protocol of. Raises `Broken`."""
+        # Whoever waits for its turn is not waiting for the upstream: the deadline begins after it.
+        await self._turns.take()
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._first_of(await self._addresses(origin), origin, made)

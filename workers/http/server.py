@@ -7,24 +7,21 @@ worker's own business, and its ten ticks a second serve none of ours.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
 from uvicorn.server import ServerState
 
+from workers.http.accepting import Acceptor
 from workers.http.protocol import protocol_class
 
 if TYPE_CHECKING:
+    import socket
+
     from starlette.types import ASGIApp
 
     from workers.http.edge import Edge
 
-# uvloop's libuv accepts one connection per listening handle and turn of the loop: under load, when a turn takes
-# milliseconds, a wave of new connections waits in the kernel for seconds while everything else is prompt. Several
-# handles on duplicates of the one descriptor take as many per turn; an accept in vain costs well under a microsecond.
-_ACCEPTS_PER_TURN: Final = 16
 # Connections that the kernel had handed over when we stopped accepting are given this long to say what they want.
 _LAST_REQUESTS_S: Final = 0.3
 # A round trip or two, for clients that still have to take what is buffered or to end TLS.
@@ -62,23 +59,18 @@ class PublicServer:
         self._edge = edge
         self._backlog = backlog
         self._state = ServerState()
-        self._servers: list[asyncio.Server] = []
+        self._acceptor: Acceptor | None = None
 
     async def start(self) -> None:
         """Accept connections from now on."""
         self._config.load()
-        loop = asyncio.get_running_loop()
-        for _ in range(_ACCEPTS_PER_TURN):
-            duplicate = socket.socket(fileno=os.dup(self._listener.fileno()))
-            self._servers.append(
-                await loop.create_server(self._protocol, sock=duplicate, backlog=self._backlog, ssl=self._config.ssl)
-            )
+        self._acceptor = Acceptor(self._listener, self._protocol, self._backlog, self._config.ssl)
+        await self._acceptor.start()
 
     def stop_accepting(self) -> None:
         """Leave the queue of the socket to whoever serves the slot next; the supervisor keeps it open."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        if self._acceptor is not None:
+            self._acceptor.stop()
 
     async def stop(self, deadline_s: float) -> None:
         """Answer what is being answered, close what is idle; cut the rest at the deadline."""
@@ -91,6 +83,8 @@ class PublicServer:
         for task in list(self._state.tasks):
             task.cancel()
         await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        if self._acceptor is not None:
+            await self._acceptor.close()
         await self._close_the_rest()
 
     async def _close_the_rest(self) -> None:

@@ -1,0 +1,82 @@
+"""Waves of new connections on a socket that others will serve later."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.worker_bench import until
+from workers.http.accepting import Acceptor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Greeter(asyncio.Protocol):
+    made = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # a stream's, always
+        type(self).made += 1
+        transport.write(b"hello")
+        transport.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as made:
+        yield made
+
+
+def connect(listener: socket.socket, count: int) -> list[socket.socket]:
+    return [socket.create_connection(listener.getsockname()) for _ in range(count)]
+
+
+async def greeted(client: socket.socket) -> bytes:
+    client.setblocking(False)
+    with client:
+        return await asyncio.get_running_loop().sock_recv(client, 10)
+
+
+async def test_a_wave_is_taken_in_a_few_turns(listener: socket.socket) -> None:
+    """One by one it would take as many turns as there are connections."""
+    Greeter.made = 0
+    clients = connect(listener, 300)
+    acceptor = Acceptor(listener, Greeter, 1024, None)
+    await acceptor.start()
+    turns = 0
+    while Greeter.made < 300:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns < 100
+    assert set(await asyncio.gather(*map(greeted, clients))) == {b"hello"}
+    await acceptor.close()
+
+
+async def test_who_comes_after_the_stop_waits_for_the_next(listener: socket.socket) -> None:
+    """B15"""
+    first = Acceptor(listener, Greeter, 1024, None)
+    await first.start()
+    assert await greeted(connect(listener, 1)[0]) == b"hello"
+    first.stop()
+    Greeter.made = 0
+    clients = connect(listener, 50)
+    assert Greeter.made == 0
+    second = Acceptor(listener, Greeter, 1024, None)
+    await second.start()
+    await until(lambda: Greeter.made == 50)
+    assert set(await asyncio.gather(*map(greeted, clients))) == {b"hello"}
+    await first.close()
+    await second.close()
+
+
+async def test_a_client_that_has_gone_again_is_nobodys_trouble(listener: socket.socket) -> None:
+    for client in connect(listener, 50):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        client.close()
+    acceptor = Acceptor(listener, Greeter, 1024, None)
+    await acceptor.start()
+    assert await greeted(connect(listener, 1)[0]) == b"hello"
+    await acceptor.close()
