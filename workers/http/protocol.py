@@ -21,16 +21,14 @@ A request is in one phase at a time:
 from __future__ import annotations
 
 import asyncio
-import re
 from enum import Enum
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from workers.http import refusal
+from workers.http import refusal, target
 from workers.http.cycle import WHOLE_REPLY, GatewayCycle
 from workers.http.flow import TimedFlow
 from workers.http.refusal import Refusal
@@ -45,8 +43,6 @@ EXPECT = b"expect"
 TRANSFER_ENCODING = b"transfer-encoding"
 CONTENT_LENGTH = b"content-length"
 DECISIVE = frozenset({EXPECT, TRANSFER_ENCODING, CONTENT_LENGTH})
-# What needs no taking apart: nearly every request's. A second slash at the start would be read as a host.
-_PLAIN_PATH = re.compile(rb"/[A-Za-z0-9_.~-][A-Za-z0-9_.~/-]*")
 # ": " and the line's end.
 HEADER_OVERHEAD_BYTES = 4
 
@@ -202,7 +198,9 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         version = self._check_head()
-        self._complete_scope(version)
+        self.scope["method"] = self.parser.get_method().decode("ascii")
+        self.scope["http_version"] = version
+        target.place(self.scope, self.url)
         before = self.cycle
         self.cycle: GatewayCycle = GatewayCycle(
             self.scope,
@@ -224,20 +222,6 @@ class GatewayProtocol(HttpToolsProtocol):
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
-
-    def _complete_scope(self, version: str) -> None:
-        scope = self.scope
-        scope["method"] = self.parser.get_method().decode("ascii")
-        scope["http_version"] = version
-        url = self.url
-        if _PLAIN_PATH.fullmatch(url):
-            scope["path"], scope["raw_path"], scope["query_string"] = url.decode("ascii"), url, b""
-            return
-        parsed = httptools.parse_url(url)
-        path = parsed.path.decode("ascii")
-        scope["path"] = unquote(path) if "%" in path else path
-        scope["raw_path"] = parsed.path
-        scope["query_string"] = parsed.query or b""
 
     def _check_head(self) -> str:
         """The request's HTTP version, when nothing speaks against its head."""
