@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 import httptools
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from uvicorn._types import HTTPScope
 
 # What needs no taking apart: nearly every request's. A second slash at the start would be read as a host.
 _PLAIN: Final = re.compile(rb"/[A-Za-z0-9_.~-][A-Za-z0-9_.~/-]*")
 
 
-def place(scope: MutableMapping[str, Any], url: bytes) -> None:
+def place(scope: HTTPScope, url: bytes) -> None:
     """Writes what `url` says into `scope`. Raises httptools' error when it is no URL."""
     if _PLAIN.fullmatch(url):
         scope["path"], scope["raw_path"], scope["query_string"] = url.decode("ascii"), url, b""
