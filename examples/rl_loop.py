@@ -55,6 +55,11 @@ class Trainer:
         return f"tinker://{self._run_id}/sampler_weights/{checkpoint}"
 
 
+def ready(client: Any) -> Any:
+    """From SDK 0.38 on `create_sampling_client` returns a future of the client, before it the client."""
+    return client.result() if hasattr(client, "result") else client
+
+
 def reward_of(tokens: list[int]) -> float:
     """Any function of a result; here: how many of its tokens are even."""
     return sum(token % 2 == 0 for token in tokens) / len(tokens)
@@ -93,14 +98,14 @@ def sample_step(policy: Any, reference: Any, step: int, options: argparse.Namesp
 def main() -> None:
     options = parse()
     service = tinker.ServiceClient()
-    reference = service.create_sampling_client(base_model=options.base_model)
+    reference = ready(service.create_sampling_client(base_model=options.base_model))
     trainer = Trainer(options.adapters, options.run_id)
     learned = 0.0
     with options.out.open("w") as out:
         for step in range(options.steps):
             began_s = time.monotonic()
             path = trainer.save_weights_for_sampler(step, learned)
-            policy = service.create_sampling_client(model_path=path)
+            policy = ready(service.create_sampling_client(model_path=path))
             rollouts = sample_step(policy, reference, step, options)
             # Where a real loop calls forward_backward and optim_step with tokens, logprobs and advantages.
             learned += statistics.mean(abs(rollout.advantage) for rollout in rollouts)

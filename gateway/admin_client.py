@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import orjson
 
-from shared.core.errors import StartError
+from shared.core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,12 @@ class AdminClient:
     key: str | None
 
     def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """The JSON object of the reply. Raises `StartError` with the gateway's own words where it has some."""
+        """The JSON object of the reply.
+
+        Raises `StartError` with the gateway's own words where it has some, `ConfigError` for an address that is no URL.
+        """
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"--admin: {self.url!r} is not allowed; give a URL such as http://127.0.0.1:8001")
         url = self.url.rstrip("/") + path
         try:
             request = urllib.request.Request(url, headers={"X-Admin-Key": self.key} if self.key else {}, method=method)

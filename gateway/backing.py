@@ -136,8 +136,10 @@ class RedisBacking:
             self.info = await store.info()
         except StoreError as error:
             await store.close()
-            shown, text = redacted(url), str(error)
-            raise StartError(text if shown in text else f"Redis at {shown} cannot be used: {text}") from None
+            text = str(error)
+            # A text that names the server already does so without its password, unlike `redacted`.
+            named = text.startswith("Redis at ")
+            raise StartError(text if named else f"Redis at {redacted(url)} cannot be used: {text}") from None
         if (refusal := policy_refusal(self.info)) is not None:
             await store.close()
             raise StartError(f"--redis-url: {refusal}")

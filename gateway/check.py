@@ -173,7 +173,7 @@ def clock_skew(skew_s: float) -> Finding:
             f"Redis' clock is {skew_s:+.1f} s from this machine's; sessions are judged by the clocks of all hosts",
             "let NTP (chrony, systemd-timesyncd) set both",
         )
-    return ok("clocks", f"Redis' is {skew_s:+.1f} s from this machine's")
+    return ok("clocks", f"Redis' is {skew_s:+z.1f} s from this machine's")
 
 
 def redis(info: StoreInfo, where: str) -> list[Finding]:

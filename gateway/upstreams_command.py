@@ -55,7 +55,8 @@ def reset(admin: str, admin_key_file: str | None) -> int:
 
 
 def _show(told: Mapping[str, Any]) -> None:
-    click.echo(f"{len(told['urls'])} upstreams, {_SOURCES[told['source']]}")
+    count = len(told["urls"])
+    click.echo(f"{count} {'upstream' if count == 1 else 'upstreams'}, {_SOURCES[told['source']]}")
     for row in told["upstreams"]:
         counts = f"{row['in_flight']} in flight, {row['failures']} failures"
         click.echo(f"{row['url']}  {row['state']}  {counts}")

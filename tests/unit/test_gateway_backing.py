@@ -92,8 +92,8 @@ def test_the_embedded_server_is_described_by_its_size(tmp_path: Path) -> None:
     [
         (FakeStore(StoreUnavailable("refused", maybe_done=False)), "cannot be used: refused"),
         (
-            FakeStore(StoreUnavailable("Redis at redis://:***@h:6379/0 cannot be reached", maybe_done=False)),
-            "^Redis at .* r",
+            FakeStore(StoreUnavailable("Redis at redis://h:6379/0 cannot be reached", maybe_done=False)),
+            "^Redis at redis://h:6379/0 cannot be reached$",
         ),
         (FakeStore(StoreRefused("WRONGPASS")), "cannot be used: WRONGPASS"),
         (FakeStore(info=replace(INFO, policy="allkeys-lru")), "maxmemory-policy allkeys-lru"),

@@ -54,6 +54,7 @@ def redis(**changes: Any) -> list[Finding]:
         (c.secret_file("/k", 0o600), "ok", "0600"),
         (c.secret_file("/k", 0o644), "warning", "chmod 600 /k"),
         (c.clock_skew(-0.2), "ok", "-0.2 s"),
+        (c.clock_skew(-0.02), "ok", "+0.0 s"),
         (c.clock_skew(61.0), "warning", "+61.0 s"),
         (c.upstream_failure("http://u", "refused", answered=False), "failure", "is it running"),
         (c.upstream_failure("http://u", "404", answered=True), "failure", "base URL"),
