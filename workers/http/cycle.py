@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from shared.config import KIB
+from workers.http.watch import connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,10 +26,24 @@ _SCATTER_FROM_BYTES: Final = 16 * KIB
 class GatewayCycle(RequestResponseCycle):
     """`unread_bytes`: of the body, what has arrived and was not received yet."""
 
+    _told_of_the_end = False
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._parts: list[bytes] = []
         self.unread_bytes = 0
+
+    @property
+    def disconnected(self) -> bool:
+        """As soon as the connection is known to be lost: a handler that is woken by that returns before the transport
+        reports it, and uvicorn would take its silence for a forgotten reply. uvicorn also tells none but the newest of
+        several pipelined requests.
+        """
+        return self._told_of_the_end or not connection(self.scope).connected  # type: ignore[arg-type] # a typed dict
+
+    @disconnected.setter
+    def disconnected(self, value: bool) -> None:
+        self._told_of_the_end = value
 
     def add(self, part: bytes) -> None:
         """More of the body has arrived."""

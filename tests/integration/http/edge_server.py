@@ -37,7 +37,9 @@ async def until(condition: Callable[[], Any], what: str) -> None:
 
 
 class Application:
-    """Answers by path: `/echo`, `/big` (8 MiB, delivered), `/small` (delivered), `/hold` (until released), `/early`."""
+    """Answers by path: `/echo`, `/big` (8 MiB, delivered), `/small` (delivered), `/hold` (until released), `/early`,
+    `/leave` (until the client leaves, and then nothing).
+    """
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -58,7 +60,16 @@ class Application:
             self.incomplete += 1
             return
         self.bodies.append(body)
+        if scope["path"] == "/leave":
+            await self._left(scope)
+            self.lost += 1
+            return
         await self._answer(scope, send, body)
+
+    async def _left(self, scope: Scope) -> None:
+        left = asyncio.Event()
+        connection(scope).add_lost_callback(left.set)
+        await left.wait()
 
     async def _answer(self, scope: Scope, send: Send, body: bytes) -> None:
         if scope["path"] == "/hold":

@@ -38,6 +38,22 @@ async def test_a_client_that_left_before_the_reply(ending: str) -> None:
         assert served.app.lost == 1
 
 
+@pytest.mark.parametrize("pipelined", [0, 1])
+@pytest.mark.parametrize("ending", ["close", "reset"])
+async def test_a_held_request_whose_client_left_is_no_forgotten_reply(
+    ending: str, pipelined: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A2: the handler is woken before the transport reports the end, and returns without a reply."""
+    async with serving() as served:
+        client = await served.connect()
+        await client.send(request("GET", "/leave") * (1 + pipelined))
+        await until(lambda: served.app.bodies, "held")
+        getattr(client, ending)()
+        await until(lambda: served.app.lost, "the application is told")
+        await until(lambda: not served.edge.open, "the connection has ended")
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_a_client_that_leaves_behind_a_large_body_is_noticed() -> None:
     """The body's last read is above the mark at which reading pauses; it must go on to see the end."""
     body = bytes(200 * 1024)
