@@ -111,6 +111,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self.fail(Broken(BreakKind.NOT_HTTP, str(error)))
+        except httptools.HttpParserUpgrade:
+            # No kin of the other; after a 101 the connection speaks something else.
+            self.fail(Broken(BreakKind.NOT_HTTP, "it switched protocols, which nobody asked for"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
