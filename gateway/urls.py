@@ -36,7 +36,7 @@ def collector_url(text: str) -> str:
 
 def _base_url(text: str, allowed: str, *, key_flag: str, added: str) -> str:
     parts = _split(text, allowed)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not _may_be_host(parts.hostname or ""):
         raise ValueError(allowed)
     if parts.username is not None or parts.password is not None:
         raise ValueError(f"credentials do not belong in the URL; use {key_flag}")
@@ -46,6 +46,15 @@ def _base_url(text: str, allowed: str, *, key_flag: str, added: str) -> str:
     if path.endswith(added):
         raise ValueError(f"give the base URL without {added}, which the gateway adds")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+
+def _may_be_host(name: str) -> bool:
+    """Whether a name service can be asked for it: with a label of 64 characters, the asking itself breaks."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(name) and name.isprintable() and " " not in name
 
 
 def redis_url(text: str) -> str:
