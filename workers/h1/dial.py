@@ -104,8 +104,9 @@ class Dialler:
             return [literal]
         try:
             return await self._names.addresses(origin.host, origin.port)
-        except OSError as error:
-            raise Broken(BreakKind.DNS, str(error), error.errno) from None
+        except (OSError, UnicodeError) as error:
+            # The second for what cannot be put to a name service at all.
+            raise Broken(BreakKind.DNS, str(error), getattr(error, "errno", None)) from None
 
     async def _first_of(
         self, addresses: list[AddrInfoType], origin: Origin, made: Callable[[], UpstreamConnection]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from aiohttp.connector import AddrInfoType
 
+    from workers.h1.dial import Resolve
     from workers.upstreams import Upstream
 
 
@@ -160,8 +161,13 @@ async def test_an_address_that_refuses_is_not_the_last_word_on_its_name(simulato
         assert all([isinstance(await made.ask(), bytes) for _ in range(3)])
 
 
-async def test_a_name_that_nobody_knows() -> None:
-    async with line("http://no-such-host.test:1", no_names) as made:
+async def no_name(host: str, port: int) -> list[AddrInfoType]:
+    raise UnicodeError("label empty or too long")
+
+
+@pytest.mark.parametrize("resolve", [no_names, no_name])
+async def test_a_name_that_nobody_knows(resolve: Resolve) -> None:
+    async with line("http://no-such-host.test:1", resolve) as made:
         fault = await made.fault()
         assert (fault.kind, fault.upstream_down) == (FaultClass.NEVER_EXECUTED, True)
         assert BreakKind.DNS.value in fault.message
