@@ -288,10 +288,13 @@ def test_a_redis_that_is_emptied_under_way_is_told_what_runs_before_anybody_hear
     """C7: FLUSHALL on a server that goes on running; polls that come at once are held until all is known again."""
     with stack.simulator.holding():
         running = Running(stack, client, first, second)
+        polls = [(connect_to(stack.gateway, slot), seq_id) for slot in range(WORKERS) for seq_id in range(2)]
         operator.ask("FLUSHALL")
-        for connection in (first, second):
-            for seq_id in range(2):
-                assert poll(connection, running.request_id(seq_id)).status == 408
+        for connection, seq_id in polls:
+            send_poll(connection, running.request_id(seq_id))
+        assert [connection.receive().status for connection, _ in polls] == [408] * len(polls)
+        for connection, _ in polls:
+            connection.close()
     running.all_succeed(second)
 
 
