@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.system.http_calls import Connection
-    from tests.system.stack import Gateway
+    from tests.system.stack import Gateway, Simulator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
@@ -124,15 +124,28 @@ def test_a_trainer_restarts_its_server_elsewhere(fleet: Fleet) -> None:
     assert host.counter("failed") == 0
 
 
+def samples_at(fleet: Fleet, host: Gateway, home: Simulator) -> Samples:
+    """Of a sampling session whose own upstream is `home`: where a sample runs that is alone."""
+
+    def look() -> Samples | None:
+        samples, before = Samples(fleet, host), executions(home)
+        samples.submit(1, first=0)
+        samples.check()
+        return samples if executions(home) != before else None
+
+    return eventually(look, "a session of this upstream")
+
+
 def test_of_two_upstreams_one_fails_and_comes_back(fleet: Fleet) -> None:
     """Its samples run at the other; it gets some again when it answers."""
     steady, failing = fleet.start_upstream(), fleet.start_upstream()
     host = fleet.start_host()
-    samples = Samples(fleet, host)
+    samples = samples_at(fleet, host, failing)
+    before = executions(steady)[0]
     failing.script({"kind": "reset_before_status"})
     samples.submit(SAMPLES)
     samples.check()
-    assert executions(steady)[0] >= SAMPLES
+    assert executions(steady)[0] == before + SAMPLES
     failing.script()
     before = executions(failing)[0]
     eventually(lambda: told_upstreams(host)[failing.url] == "up", "the failing one to be up again")
