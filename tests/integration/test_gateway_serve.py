@@ -50,7 +50,9 @@ def refused(tmp_path: Path, redis_url: str) -> str:
 
 def test_an_unreachable_redis_stops_the_start(tmp_path: Path) -> None:
     """B10"""
-    assert "redis://:***@127.0.0.1:1/0" in refused(tmp_path, "redis://:hunter2@127.0.0.1:1/0")
+    line = refused(tmp_path, "redis://:hunter2@127.0.0.1:1/0")
+    assert line.count("redis://127.0.0.1:1/0") == 1
+    assert "hunter2" not in line
 
 
 async def test_a_wrong_password_stops_the_start(tmp_path: Path) -> None:
