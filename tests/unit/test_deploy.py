@@ -147,24 +147,51 @@ def test_every_variable_of_the_compose_file_is_in_the_example() -> None:
     assert used == set(re.findall(r"^#?([A-Z_]+)=", example, re.MULTILINE))
 
 
-def _compose_plugin() -> bool:
+def _answers(command: tuple[str, ...]) -> bool:
     try:
-        found = subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=20, check=False)
+        found = subprocess.run([*command, "version"], capture_output=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return found.returncode == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("profile", ["vllm", "simulate", "monitoring"])
-def test_docker_accepts_the_compose_file(profile: str) -> None:
-    if not _compose_plugin():
-        pytest.skip("docker compose is not installed")
-    arguments = ["docker", "compose", "--file", str(COMPOSE), "--profile", profile, "config", "--format", "json"]
+@pytest.fixture(scope="module")
+def composer() -> tuple[str, ...]:
+    """Docker's plugin, or the command of its own that came before it; `config` needs no daemon of either."""
+    for command in (("docker", "compose"), ("docker-compose",)):
+        if _answers(command):
+            return command
+    pytest.skip("docker compose is not installed")
+
+
+def rendered(composer: tuple[str, ...], path: Path, profile: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "REDIS_PASSWORD": "secret"}
-    found = subprocess.run(arguments, capture_output=True, text=True, env=environ, timeout=40, check=False)
+    arguments = [*composer, "--file", str(path), "--profile", profile, "config"]
+    return subprocess.run(arguments, capture_output=True, text=True, env=environ, timeout=40, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("profile", "added"),
+    [("vllm", {"vllm"}), ("simulate", {"simulated-vllm"}), ("monitoring", {"prometheus", "grafana"})],
+)
+def test_docker_accepts_the_compose_file(composer: tuple[str, ...], profile: str, added: set[str]) -> None:
+    found = rendered(composer, COMPOSE, profile)
     assert found.returncode == 0, found.stderr
-    assert "upstream" in json.dumps(json.loads(found.stdout))
+    read = yaml.safe_load(found.stdout)["services"]
+    assert {"gateway", "redis"} | added <= set(read)
+    assert read["gateway"]["environment"]["GATEWAY_REDIS_URL"] == "redis://:secret@redis:6379/0"
+
+
+@pytest.mark.slow
+def test_docker_refuses_a_field_that_it_does_not_know(composer: tuple[str, ...], tmp_path: Path) -> None:
+    """Else its acceptance would say nothing."""
+    wrong = tmp_path / "compose.yaml"
+    text = COMPOSE.read_text(encoding="utf-8")
+    wrong.write_text(text.replace("stop_grace_period:", "stop_grace_time:"), encoding="utf-8")
+    found = rendered(composer, wrong, "vllm")
+    assert found.returncode != 0
+    assert "stop_grace_time" in found.stderr
 
 
 # -- the Dockerfile ---------------------------------------------------------------------------------------------

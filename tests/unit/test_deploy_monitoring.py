@@ -76,11 +76,13 @@ def test_labels_of_a_summary_survive_the_expression() -> None:
         assert wanted <= kept, rule["alert"]
 
 
-def test_prometheus_takes_the_rules() -> None:
+@pytest.mark.parametrize(("kind", "name"), [("rules", "rules.yaml"), ("config", "prometheus.yaml")])
+def test_prometheus_takes_the_file(kind: str, name: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")
-    found = subprocess.run([promtool, "check", "rules", str(RULES)], capture_output=True, text=True, check=False)
+    arguments = [promtool, "check", kind, str(DEPLOY / "prometheus" / name)]
+    found = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr + found.stdout
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -23,7 +24,7 @@ DEPLOY: Final = ROOT / "deploy"
 MANIFESTS: Final = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 UNIT: Final = (DEPLOY / "systemd" / "gateway.service").read_text(encoding="utf-8")
 FLAG_DEFAULTS: Final = {flag.name: flag.default for flag in FLAGS}
-# Kind -> its API, and the top fields that it may have.
+# Kind -> its API.
 KINDS: Final = {
     "Service": "v1",
     "Deployment": "apps/v1",
@@ -61,6 +62,31 @@ def test_an_object_is_of_a_known_kind_and_complete(document: dict[str, Any]) -> 
     assert set(document) == {"apiVersion", "kind", "metadata", "spec"}
     assert document["apiVersion"] == KINDS[document["kind"]]
     assert re.fullmatch(r"[a-z][a-z0-9-]*", document["metadata"]["name"])
+
+
+# What docs/operations.md names as the oldest, and the newest that is known.
+KUBERNETES: Final = (
+    *re.findall(
+        r"\*\*Kubernetes\*\* ([\d.]+\d) and newer", (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    ),
+    kubernetes_validate.latest_version(),
+)
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("document", documents(), ids=lambda each: f"{each['kind']}-{each['metadata']['name']}")
+def test_kubernetes_knows_every_field(document: dict[str, Any], version: str) -> None:
+    """By the API's own schemas, and no field beside those: a misspelled probe is no probe."""
+    assert len(KUBERNETES) == 2
+    kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_a_field_that_kubernetes_does_not_know_is_refused() -> None:
+    """Else the schemas would say nothing."""
+    wrong = one("Deployment")
+    wrong["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="livenesProbe"):
+        kubernetes_validate.validate(wrong, KUBERNETES[-1], strict=True)
 
 
 @pytest.mark.parametrize("name", ["sampling-gateway", "gateway-redis"])
