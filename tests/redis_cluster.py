@@ -11,9 +11,9 @@ from tests.redis_server import RedisServer, free_port
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# How soon a node is missed: as short as two busy cores allow.
-_NODE_TIMEOUT_MS: Final = 1000
-_DEADLINE_S: Final = 20.0
+# A node that does not run for this long is taken for dead: it must outlast what a busy machine does to one.
+_NODE_TIMEOUT_MS: Final = 2500
+_DEADLINE_S: Final = 40.0
 
 
 class RedisCluster:

@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 
 # After the samples have ended, their polls come back once more to other workers; ours only finish sending.
 _LAST_REPLIES_S: Final = 5.0
+# Clients keep a connection for their next request this long (httpx, so the SDK, 5 s): one that is used again within it
+# is answered, and told to close; one that is not is dropped by both sides.
+_OLD_CONNECTIONS_S: Final = 6.0
 _OPEN_RETRY_S: Final = 1.0
 # Exit code of a worker that cannot go on; the supervisor starts another one.
 _BROKEN: Final = 1
@@ -213,7 +216,7 @@ class Worker:
         self._edge.start_draining()
         if order.replaced:
             # Another worker serves the slot: send every poll there. A submission that still comes over an old
-            # connection is taken: a 429 would slow the whole client down for ten seconds.
+            # connection is taken, until there is none: a 429 would slow the whole client down for ten seconds.
             self._server.stop_accepting()
             self._waiters.drain()
             self._send_back_training()
@@ -229,13 +232,20 @@ class Worker:
             log.warning("drain is over: the rest is submitted again elsewhere", extra={"orphaned": orphaned})
         await self._wait_idle_at_most(_LAST_REPLIES_S)
 
+    async def _wait_idle(self, order: channel.Drain) -> None:
+        """Until the last sample has ended; one that is replaced takes those that old connections still bring."""
+        await self._dispatcher.wait_idle()
+        if order.replaced:
+            await self._edge.wait_all_closed(_OLD_CONNECTIONS_S)
+            await self._dispatcher.wait_idle()
+
     async def _wait_drained(self, order: channel.Drain) -> None:
         """Until every sample has ended, the deadline, or the end of the supervisor.
 
         A later order to drain replaces this one. Results that end with the supervisor's own Redis are handed out until
         it says that all were fetched.
         """
-        idle = asyncio.create_task(self._dispatcher.wait_idle())
+        idle = asyncio.create_task(self._wait_idle(order))
         next_order = asyncio.create_task(self._supervision.next_order())
         try:
             while True:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.integration.gateway_process import eventually
+from tests.integration.gateway_process import alive, eventually
 from tests.system.outcomes import result_of, settled
 from tests.system.pinned import Client, connect_to, send_poll, submit
 from tests.system.stack import running_stack
@@ -324,3 +324,20 @@ def test_a_roll_under_load_fails_no_request(tmp_path: Path) -> None:
                 load.stop.set()
                 load.join()
         assert [load.trouble for load in loads] == [[]] * len(loads)
+
+
+def test_a_worker_that_is_replaced_answers_the_connections_that_it_still_has(tmp_path: Path) -> None:
+    """B15: its worker ran nothing between two requests of a client; the second is taken, the next goes elsewhere."""
+    with running_stack(tmp_path, "--workers", "1", "--source-ips", "127.0.0.2") as stack:
+        connection = stack.gateway.connect()
+        client = Client(connection, stack.model)
+        (old,) = stack.gateway.workers()
+        os.kill(stack.gateway.process.pid, signal.SIGHUP)
+        eventually(lambda: [worker["pid"] for worker in stack.gateway.workers()] != [old["pid"]], "a new worker", 40)
+        for seq_id in range(1000):
+            reply = connection.post("/api/v1/asample", client.body(seq_id, PROMPT))
+            assert reply.status == 200, reply
+            if reply.headers.get("connection") == "close":
+                break
+        connection.close()
+        eventually(lambda: not alive(old["pid"]), "the end of the old worker")

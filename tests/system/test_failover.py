@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import time
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.integration.gateway_process import eventually
+from tests.integration.gateway_process import POLL_S
 from tests.redis_cluster import RedisCluster
 from tests.redis_sentinels import RedisSentinels
 from tests.system.expected import check_payload
@@ -14,7 +15,7 @@ from tests.system.pinned import Client, poll
 from tests.system.stack import running_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.system.http_calls import Reply
@@ -26,7 +27,7 @@ PROMPT: Final = [21, 22, 23]
 SAMPLES: Final = 16
 # Of sequence numbers: what an SDK submits again, it submits under a new one.
 AGAIN: Final = 1000
-_DEADLINE_S: Final = 45.0
+_DEADLINE_S: Final = 60.0
 
 
 class Replicated:
@@ -82,12 +83,12 @@ class Submitter:
         assert reply.status == 200, reply
         check_payload(reply.body, self._client.model, self._client.body(seq_id, [*PROMPT, seq_id]))
 
-    def _later(self, call: Any, *pending: int) -> Reply:
-        def look() -> Reply | None:
-            reply: Reply = call()
-            return None if reply.status in pending else reply
-
-        return eventually(look, f"an answer other than {pending}", _DEADLINE_S)
+    def _later(self, call: Callable[[], Reply], *pending: int) -> Reply:
+        end_s = time.monotonic() + _DEADLINE_S
+        while (reply := call()).status in pending:
+            assert time.monotonic() < end_s, f"still {reply} after {_DEADLINE_S} s"
+            time.sleep(POLL_S)
+        return reply
 
     def close(self) -> None:
         self._connection.close()

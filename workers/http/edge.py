@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from workers.http.deadlines import Watchlist
 
 if TYPE_CHECKING:
-    import asyncio
-
     from workers.http.limits import HttpLimits
 
 # Deadlines are tens of seconds, so a second late is early enough.
@@ -49,6 +49,7 @@ class Edge:
         # Answered and closing; waiting for the client's end.
         self.lingering: Watchlist[Watched] = Watchlist(limits.linger_s)
         self._timer: asyncio.TimerHandle | None = None
+        self._all_closed = asyncio.Event()
 
     def __repr__(self) -> str:
         waits = f"{len(self.idle)} idle, {len(self.arriving)} arriving, {len(self.unread)} unread"
@@ -63,12 +64,23 @@ class Edge:
         self.open.discard(item)
         for watchlist in (self.idle, self.arriving, self.unread, self.lingering):
             watchlist.discard(item)
+        if not self.open:
+            self._all_closed.set()
 
     def start_draining(self) -> None:
         """From now on every reply carries `Connection: close`, those to requests already in flight too."""
         self.draining = True
         for item in list(self.open):
             item.announce_close()
+
+    async def wait_all_closed(self, at_most_s: float) -> None:
+        """Until no connection is left. For one that accepts none any more."""
+        if not self.open:
+            return
+        self._all_closed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(at_most_s):
+                await self._all_closed.wait()
 
     def sweep(self, now_s: float) -> bool:
         """Ends what is overdue at `now_s` (the loop's time). Returns whether more than one batch was."""
