@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from yarl import URL
 
     from shared.clock import Clock
+    from shared.wire.document import Body
     from workers.h1.client import UpstreamClient
     from workers.h1.exchange import Reply
     from workers.upstreams import Upstream
@@ -68,7 +69,7 @@ class Forwarder:
         # Of the upstreams, which are the operator's: there are as many as were configured.
         self._targets: dict[URL, tuple[Origin, str]] = {}
 
-    async def post(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> bytes | Fault:
+    async def post(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> Body | Fault:
         """The body of a 200, or what went wrong. Counted in `upstream.attempts` while it lasts."""
         origin, start = self._targets.get(url) or self._target(url)
         exchange = Exchange(self._clock.monotonic_s)
@@ -138,7 +139,7 @@ def _head(start: str, headers: Mapping[str, str], body_bytes: int) -> bytes:
     return f"{start}{told}Content-Length: {body_bytes}\r\n\r\n".encode("latin-1")
 
 
-def _outcome(reply: Reply) -> bytes | Fault:
+def _outcome(reply: Reply) -> Body | Fault:
     """The body of a 200, unless it was too large to be read to its end."""
     if reply.status != 200:
         return classify_reply(reply.status, reply.body, reply.headers)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from yarl import URL
 
+    from shared.wire.document import Body
     from workers.forwarder import Forwarder
     from workers.running import Ending, Executes, Running
     from workers.upstreams import Upstream
@@ -94,7 +95,7 @@ class _TracedForwarder:
         self._inner = inner
         self._tracing = tracing
 
-    async def post(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> bytes | Fault:
+    async def post(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> Body | Fault:
         attributes = {"server.address": upstream.url, "gateway.upstream_request_id": headers.get("X-Request-Id", "")}
         with self._tracing.span("upstream request", SpanKind.CLIENT, None, attributes) as span:
             if (traceparent := self._tracing.traceparent()) is not None:

@@ -104,7 +104,7 @@ def too_large() -> Fault:
     return Fault(FaultClass.REFUSED, f"the result is larger than {limit}: {hint}", Category.USER)
 
 
-def classify_reply(status: int, body: bytes, headers: Mapping[str, str]) -> Fault:
+def classify_reply(status: int, body: bytes | bytearray, headers: Mapping[str, str]) -> Fault:
     """The Fault behind a reply that is not a 200."""
     words = upstream_words(body) or "no text"
     message = f"upstream answered {status}: {words}"
@@ -129,7 +129,7 @@ def _classify_5xx(status: int, words: str, message: str) -> Fault:
     return Fault(FaultClass.AMBIGUOUS, message)
 
 
-def _classify_refusal(status: int, body: bytes, message: str) -> Fault:
+def _classify_refusal(status: int, body: bytes | bytearray, message: str) -> Fault:
     """A 4xx is the user's mistake, except where only the operator can mend it or the model is broken."""
     if status == 400 and _NAN in message:
         return Fault(FaultClass.REFUSED, f"{message} (the model computes NaN: bad weights or adapter)")
@@ -145,7 +145,7 @@ def _classify_refusal(status: int, body: bytes, message: str) -> Fault:
     return Fault(FaultClass.REFUSED, message, Category.USER, model_missing=status == 404)
 
 
-def upstream_words(body: bytes) -> str:
+def upstream_words(body: bytes | bytearray) -> str:
     """The upstream's own message: vLLM's `error.message`, FastAPI's `detail`, or the text itself; shortened.
 
     Always valid Unicode, whatever was sent.

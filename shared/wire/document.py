@@ -28,22 +28,24 @@ except ImportError:  # CPython without a wheel
     simdjson = None
 
 Value = Any
+# As it was received: a long one was read into its place, and is not copied to become bytes.
+Body = bytes | bytearray
 
 # What pysimdjson, orjson and wrong types raise; RuntimeError is pysimdjson's for nesting that is too deep.
 UNREADABLE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError)
 
 
-def _load_plain(body: bytes) -> Value:
+def _load_plain(body: Body) -> Value:
     return orjson.loads(body)
 
 
-def _load_simdjson(body: bytes) -> Value:
+def _load_simdjson(body: Body) -> Value:
     assert simdjson is not None
     return simdjson.Parser().parse(body)
 
 
 # By name, so that a test can run both.
-LOADERS: Final[dict[str, Callable[[bytes], Value]]] = {"orjson": _load_plain}
+LOADERS: Final[dict[str, Callable[[Body], Value]]] = {"orjson": _load_plain}
 if simdjson is not None:
     LOADERS["simdjson"] = _load_simdjson
 load: Final = LOADERS.get("simdjson", _load_plain)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shared.core.model import SampleSpec
-    from shared.wire.document import Value
+    from shared.wire.document import Body, Value
     from shared.wire.vllm_request import UpstreamCall
 
 _INT32_MAX: Final = 2**31 - 1
@@ -62,7 +62,7 @@ class _AbortedError(Exception):
 
 
 def decode_reply(
-    call: UpstreamCall, spec: SampleSpec, body: bytes, load: Callable[[bytes], Value] = document.load
+    call: UpstreamCall, spec: SampleSpec, body: Body, load: Callable[[Body], Value] = document.load
 ) -> Decoded | Fault:
     """The sequences and scores in the body of a 200, or why it is no result.
 
@@ -92,7 +92,7 @@ def combine(spec: SampleSpec, decoded: Sequence[Decoded]) -> SampleResult:
     return SampleResult(sequences, scores, decoded[-1].cached_tokens)
 
 
-def _loaded(body: bytes, load: Callable[[bytes], Value]) -> Value:
+def _loaded(body: Body, load: Callable[[Body], Value]) -> Value:
     try:
         reply = load(body)
         look_up = reply.get
@@ -104,12 +104,12 @@ def _loaded(body: bytes, load: Callable[[bytes], Value]) -> Value:
     return reply
 
 
-def _may_tell_an_error(body: bytes) -> bool:
+def _may_tell_an_error(body: Body) -> bool:
     """To look for a key that is not there costs as much as to parse a small reply."""
     return len(body) > _SMALL_BYTES or b"error" in body
 
 
-def _what_it_is(body: bytes) -> str:
+def _what_it_is(body: Body) -> str:
     start = body[:64].lstrip()
     if not start:
         return "an empty body"

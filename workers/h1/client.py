@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _SWEEPS_PER_DEADLINE: Final = 8
 _SWEEP_AT_MOST_S: Final = 1.0
 _SWEPT_AT_ONCE: Final = 500
+# In one system call, of what is not read into its place.
+_READ_BYTES: Final = 256 * 1024
 
 
 class _Pool:
@@ -63,6 +65,7 @@ class UpstreamClient:
         self._keep_alive_s = keep_alive_s
         self._largest_reply_bytes = largest_reply_bytes
         self._loop = asyncio.get_running_loop()
+        self._scratch = memoryview(bytearray(_READ_BYTES))
         self._pools: dict[Origin, _Pool] = {}
         self._open = 0
         self._connections: set[UpstreamConnection] = set()
@@ -151,7 +154,7 @@ class UpstreamClient:
             self._freed(pool)
 
     def _make(self, pool: _Pool) -> UpstreamConnection:
-        return UpstreamConnection(self._loop, self._largest_reply_bytes, partial(self._lost, pool))
+        return UpstreamConnection(self._loop, self._scratch, self._largest_reply_bytes, partial(self._lost, pool))
 
     # -- giving it back
 

@@ -5,6 +5,10 @@
 
 httptools parses (it refuses what is not HTTP, and knows chunks and lengths); what is ours is what a reply's end means.
 An idle connection on which anything arrives is closed: there is nobody to whom it could belong.
+
+The kernel writes into a buffer that all connections share, and the parser copies the body's pieces out of it. A long
+body whose length was told gets memory of its own at once: what is left of it is read straight into its place, past the
+parser, which has nothing to say about it.
 """
 
 from __future__ import annotations
@@ -25,16 +29,26 @@ if TYPE_CHECKING:
 _HEAD_BYTES: Final = 64 * 1024
 # From here on the body is written apart from the head, which spares a copy of it.
 _SCATTER_FROM_BYTES: Final = 32 * 1024
+# A longer body is read into its place, if it tells its length.
+_IN_PLACE_FROM_BYTES: Final = 32 * 1024
 _NO_HEADERS: Final[dict[str, str]] = {}
+_NOTHING: Final = memoryview(bytearray())
 _PEEK: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT
 
 
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection(asyncio.BufferedProtocol):
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, limit_bytes: int, on_lost: Callable[[UpstreamConnection], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        scratch: memoryview,
+        limit_bytes: int,
+        on_lost: Callable[[UpstreamConnection], None],
     ) -> None:
-        """`limit_bytes`: the longest body that is read. `on_lost` is called once, when the connection has ended."""
+        """`scratch`: where reads go, of the loop's connections together: none keeps anything there beyond its turn.
+        `limit_bytes`: the longest body that is read. `on_lost` is called once, when the connection has ended.
+        """
         self._loop = loop
+        self._scratch = scratch
         self._limit_bytes = limit_bytes
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
@@ -97,16 +111,24 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # -- asyncio.Protocol
+    # -- asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # a stream's, always
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._missing or self._scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._reply is None:
             # Nobody has asked: it could only be taken for the reply to the next request.
             self.abort()
-            return
+        elif self._missing:
+            self._arrived_in_place(nbytes)
+        else:
+            self._parse(self._scratch[:nbytes])
+
+    def _parse(self, data: memoryview) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -149,6 +171,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._body_bytes > self._limit_bytes:
             self._keeps_alive = False
             self._finish(whole=False)
+        elif self._body_bytes >= _IN_PLACE_FROM_BYTES:
+            self._read_in_place()
 
     def on_message_complete(self) -> None:
         if 100 <= self._parser.get_status_code() < 200:
@@ -158,14 +182,37 @@ class UpstreamConnection(asyncio.Protocol):
         self._keeps_alive = self._keeps_alive and self._parser.should_keep_alive() and self._is_sent()
         self._finish(whole=True)
 
+    # -- the rest of a long body
+
+    def _read_in_place(self) -> None:
+        """From the next read on, if the body's length is known and there is more to come."""
+        told = self._told_headers()
+        length = int(told.get("content-length", 0)) if "transfer-encoding" not in told else 0
+        if self._body_bytes < length <= self._limit_bytes:
+            whole = bytearray(length)
+            whole[: self._body_bytes] = b"".join(self._parts)
+            self._parts[:] = (whole,)
+            self._missing = memoryview(whole)[self._body_bytes :]
+
+    def _arrived_in_place(self, size_bytes: int) -> None:
+        self._missing = self._missing[size_bytes:]
+        if not self._missing:
+            # Even of no length it would keep the body alive.
+            self._missing = _NOTHING
+            self.on_message_complete()
+            # It would wait for the bytes that went past it.
+            self._parser = httptools.HttpResponseParser(self)
+
     # -- inside
 
     def _begin(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._head_is_whole = False
-        self._parts: list[bytes] = []
-        self._body_bytes = 0
+        self._parts: list[bytes | bytearray] = []
+        self._body_bytes: int = 0
+        # Of a body that is read in place: where the next bytes go.
+        self._missing = _NOTHING
 
     def _is_sent(self) -> bool:
         """A reply may come before the request is out, to refuse it: the rest is then not worth sending."""
@@ -177,7 +224,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         status = self._parser.get_status_code()
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts = []
+        self._parts.clear()
         reply.set_result(Reply(status, body, _NO_HEADERS if status == 200 else self._told_headers(), whole))
 
     def _told_headers(self) -> dict[str, str]:

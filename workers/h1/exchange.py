@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shared.core.faults import BreakKind
+    from shared.wire.document import Body
 
 
 class Broken(Exception):
@@ -31,7 +32,7 @@ class Reply(Frozen, frozen=True):
     """
 
     status: int
-    body: bytes
+    body: Body
     headers: Mapping[str, str]
     whole: bool = True
 

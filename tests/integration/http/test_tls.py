@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import ssl
-import subprocess
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -17,17 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BIG_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-length: 8388608\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-def tls_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=localhost"
-    subprocess.run([*command.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
-    return cert, key
 
 
 class TlsClient:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -18,9 +20,13 @@ from workers.h1.exchange import Broken, Exchange, Reply
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from aiohttp.connector import AddrInfoType
+
     from workers.h1.client import UpstreamClient
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n"
+LONG = bytes(range(256)) * 16_000
+KEPT_LONG = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(LONG) + LONG
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
@@ -53,9 +59,9 @@ class Script:
 
 
 @asynccontextmanager
-async def script(*replies: bytes, closes: bool = False) -> AsyncIterator[Script]:
+async def script(*replies: bytes, closes: bool = False, tls: ssl.SSLContext | None = None) -> AsyncIterator[Script]:
     made = Script(replies, closes=closes)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, ssl=tls)
     made.port = server.sockets[0].getsockname()[1]
     async with server:
         yield made
@@ -66,6 +72,10 @@ async def client() -> AsyncIterator[UpstreamClient]:
     made = make_client(Settings(read_timeout_s=30.0, connect_timeout_s=30.0), None)
     yield made
     made.close()
+
+
+async def to_loopback(_host: str, port: int) -> list[AddrInfoType]:
+    return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", port))]
 
 
 async def ask(client: UpstreamClient, server: Script, exchange: Exchange | None = None) -> Reply:
@@ -88,6 +98,7 @@ async def broken(client: UpstreamClient, server: Script) -> BreakKind:
             b"{}",
         ),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b""),
+        (KEPT_LONG, LONG),
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK, b"{}"),
     ],
@@ -144,6 +155,19 @@ async def test_a_reply_that_is_none_has_a_name(client: UpstreamClient, reply: by
     async with script(reply, closes=True) as server:
         assert await broken(client, server) is kind
         await until(lambda: server.ended == 1)
+
+
+async def test_a_long_body_comes_over_tls_too(tls_files: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", tls_files[0])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*tls_files)
+    async with script(KEPT_LONG, OK, KEPT_LONG, tls=context) as server:
+        client = make_client(Settings(), None, to_loopback)
+        origin = Origin(tls=True, host="localhost", port=server.port)
+        replies = [await client.send(origin, HEAD, b"{}", Exchange()) for _ in range(3)]
+        assert [reply.body for reply in replies] == [LONG, b"{}", LONG]
+        assert server.connections == 1
+        client.close()
 
 
 async def test_headers_are_told_of_what_is_no_200(client: UpstreamClient) -> None:
