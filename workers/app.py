@@ -1,7 +1,8 @@
 """The public address as one ASGI application: the hot routes by dictionary, everything else by Starlette's router.
 
 Matching routes one by one costs as much as a whole small request does otherwise, so the routes that every sample
-passes through are found before Starlette sees the request.
+passes through are found before Starlette sees the request. They are also those that come in crowds: only so many go on
+in one turn of the event loop, so that health and heartbeats are answered in the midst of thousands.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request as StarletteRequest
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
     from workers.deps import Deps
     from workers.endpoint import Request
@@ -36,11 +37,11 @@ HOT: Final[tuple[Route_, ...]] = (
     ("POST", "/asample", sampling.asample),
     ("POST", "/retrieve_future", futures.retrieve_future),
     ("POST", "/retrieve_futures", futures.retrieve_futures),
-    ("POST", "/session_heartbeat", service.session_heartbeat),
 )
 ROUTED: Final[tuple[Route_, ...]] = (
     ("POST", "/client/config", service.client_config),
     ("POST", "/client/dynamic_config", service.dynamic_config),
+    ("POST", "/session_heartbeat", service.session_heartbeat),
     ("POST", "/create_session", service.create_session),
     ("POST", "/sessions/{session_id}/finish", service.finish_session),
     ("POST", "/create_sampling_session", sampling.create_sampling_session),
@@ -69,6 +70,7 @@ class PublicApp:
 
     def __init__(self, deps: Deps) -> None:
         make = partial(_endpoint, deps)
+        self._turns = deps.turns
         self.routes = {(method, API + path): make(handler) for method, path, handler in HOT}
         self.starlette = _starlette(make, (*ROUTED, *(UNTRAINED if deps.trainer is None else TRAINED)))
         self._elsewhere = make(training.pass_on, streamed=True)
@@ -76,10 +78,12 @@ class PublicApp:
         self.starlette.router.default = self._not_ours
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app: ASGIApp | None = None
-        if scope["type"] == "http":
-            app = self.routes.get((scope["method"], scope["path"]))
-        await (app or self.starlette)(scope, receive, send)
+        hot = self.routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if hot is None:
+            await self.starlette(scope, receive, send)
+            return
+        await self._turns.take()
+        await hot(scope, receive, send)
 
     async def _not_ours(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A path that no route has: the trainer's, or nobody's."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from workers.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from workers.settlements import Settlements
     from workers.trainer import Trainer
     from workers.waiters import Waiters
+
+# Some ten milliseconds of submissions and polls.
+_REQUESTS_PER_TURN: Final = 64
 
 
 @dataclass(slots=True)
@@ -50,3 +55,4 @@ class Deps:
     random_bytes: Callable[[int], bytes]
     engines: Engines
     trainer: Trainer | None = None
+    turns: Turns = field(default_factory=lambda: Turns(_REQUESTS_PER_TURN))

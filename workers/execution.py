@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 # From here on a thread of its own does the work: decoding this much takes some 20 ms where there are top-k logprobs,
 # and a loop that decodes hundreds of MiB is taken for hung, and killed with all its samples.
 _LARGE_BYTES: Final = 512 * 1024
-# Some ten milliseconds of decoding, storing and telling, of small ones.
-_REPLIES_PER_TURN: Final = 64
+# Some ten milliseconds of sending, and of decoding, storing and telling, of small ones.
+_EXCHANGES_PER_TURN: Final = 64
 _FAULT_COUNTERS: Final = {
     FaultClass.NEVER_EXECUTED: "faults_never_executed",
     FaultClass.INTERRUPTED: "faults_interrupted",
@@ -71,7 +71,7 @@ class Executor:
         self._sleep = sleep
         self._mark_paused = mark_paused or _mark_nothing
         self.paused = 0
-        self._turns = Turns(_REPLIES_PER_TURN)
+        self._turns = Turns(_EXCHANGES_PER_TURN)
         # One large one at a time: their threads share the interpreter with the loop.
         self._large = asyncio.Lock()
 
@@ -114,6 +114,8 @@ class Executor:
         """The encoded result, or why there is none."""
         calls = vllm.plan_calls(running.spec, running.target.upstream_name, running.target.context_tokens)
         decoded: list[vllm.Decoded] = []
+        # Those that an upstream has dropped come here all at once.
+        await self._turns.take()
         for call in calls:
             self._counters.attempts += 1
             upstream.sent += 1

@@ -80,6 +80,8 @@ async def _await_record(deps: Deps, request: Request, key: SampleKey) -> Record 
                 if not isinstance(record, Wake):
                     return record
             woken = await waiter.wait()
+            # One announcement may wake thousands.
+            await deps.turns.take()
             if not isinstance(woken, Wake):
                 return woken
             if waiter.ended is not None:
