@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shared.config import ApiKey
 from shared.core import ids
+from tests.waiting import until
 from tests.worker_bench import OWNER, WorkerBench, engines_of, session
 from workers.adapter_loading import AdapterLoader
 from workers.adapters import Adapters
@@ -239,10 +240,6 @@ def session_of(key: str, number: int = 0) -> SamplingSession:
 
 async def asleep(bench: AppBench, polls: int = 1) -> None:
     """Until so many polls wait."""
-    async with asyncio.timeout(10):
-        while True:
-            if len(bench.waiters) >= polls:
-                break
-            await asyncio.sleep(0)
-        for _ in range(20):
-            await asyncio.sleep(0)
+    await until(lambda: len(bench.waiters) >= polls, f"{polls} polls that wait")
+    for _ in range(20):
+        await asyncio.sleep(0)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_START_S: Final = 30.0
-APPEARS_S: Final = 20.0
+_START_S: Final = 60.0
+APPEARS_S: Final = 60.0
 _LOOK_S: Final = 0.05
 _LARGEST_MESSAGE_BYTES: Final = 32 * 1024 * 1024
 
@@ -60,11 +60,16 @@ class Page:
 
     async def appears(self, expression: str, within_s: float = APPEARS_S) -> Any:
         """Wait until it is true."""
-        async with asyncio.timeout(within_s):
-            while True:
-                if value := await self.evaluate(expression):
-                    return value
-                await asyncio.sleep(_LOOK_S)
+        value = None
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    if value := await self.evaluate(expression):
+                        return value
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            shown = await self.evaluate("document.body.innerText")
+            raise AssertionError(f"never: {expression}; last {value!r}; the page shows:\n{shown}") from None
 
     async def resize(self, width: int, height: int, *, dark: bool = False) -> None:
         await self.command(

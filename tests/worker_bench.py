@@ -15,6 +15,7 @@ from shared.core.model import ModelRef, SampleSpec, SamplingParams
 from shared.counters import Counters
 from shared.store.base import StoreUnavailable
 from shared.store.memory import MemoryServer, MemoryStore
+from tests.waiting import until
 from workers.dispatcher import Dispatcher
 from workers.engines import Engines
 from workers.keyring import ANONYMOUS
@@ -25,7 +26,7 @@ from workers.tenants import Tenants
 from workers.waiters import Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shared.clock import Clock
     from shared.core.model import SampleKey, SamplingSession
@@ -41,15 +42,6 @@ TARGET: Final = Target("sim/tiny", "sim/tiny", 4096)
 DONE: Final = Ending(State.READY, b"result")
 AWAY: Final = StoreUnavailable("the store is away", maybe_done=False)
 REPLY_LOST: Final = StoreUnavailable("the store's reply was lost", maybe_done=True)
-
-
-async def until(condition: Callable[[], Any], deadline_s: float = 10.0) -> None:
-    """Wait for a condition that other tasks bring about."""
-    async with asyncio.timeout(deadline_s):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.001)
 
 
 def session(number: int = 0, session_id: str = SESSION_ID, secret: bytes = ids.ANONYMOUS_SECRET) -> SamplingSession:

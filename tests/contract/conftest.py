@@ -15,6 +15,7 @@ from shared.store.memory import MemoryServer, MemoryStore
 from shared.store.redis import RedisStore
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -44,10 +45,13 @@ class Heard:
         self._changed.set()
 
     async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(10):
-            while not condition(self):
-                self._changed.clear()
-                await self._changed.wait()
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while not condition(self):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"not after {DEADLINE_S:g} s; heard so far: {self}") from None
 
 
 class Bench:

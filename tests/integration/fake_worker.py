@@ -8,7 +8,7 @@ It accepts on its socket and answers every connection with "<slot> <pid>\\n". Mi
     hangs             ready, then never a status again; also ignores SIGABRT
     drains-slowly     on drain, stays until its deadline, like one with a sample that runs
     ignores-drain     stays for ever
-    lingers           on drain, stays until told to drain again; its results are fetched half a second into the drain
+    lingers           on drain, stays until told to drain again; its results are fetched seconds into the drain
     fails-second      fine in the first process of a slot, dies at start in every later one (FAKE_WORKER_DIR remembers)
     spare-dies        fine, but a spare exits with 1 as soon as it is told to prepare
     spare-hangs       fine, but a spare says that it is warm only once
@@ -28,6 +28,8 @@ from pathlib import Path
 from shared import channel
 
 STATUS_S = 0.1
+# Long enough for a test to see that the drain has begun and waits.
+FETCHED_AFTER_S = 3.0
 
 
 def status(in_flight: int, served: int, delivered: int, *, draining: bool) -> channel.Status:
@@ -109,7 +111,7 @@ class FakeWorker:
             return self.start(order)
         if isinstance(order, channel.Drain):
             if self.mode == "lingers" and self.fetched_at is None:
-                self.fetched_at = time.monotonic() + 0.5
+                self.fetched_at = time.monotonic() + FETCHED_AFTER_S
             modes = {"drains-slowly": order.deadline_s, "lingers": order.deadline_s, "ignores-drain": 3600.0}
             wait_s = modes.get(self.mode, 0.0)
             self.stop_at = time.monotonic() + wait_s

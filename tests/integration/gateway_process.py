@@ -7,32 +7,19 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from tests import started
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
-# Generous: two cores may run other tests at the same time.
-DEADLINE_S = 30.0
-POLL_S = 0.02
-
-T = TypeVar("T")
-
-
-def eventually(probe: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
-    """The first value of `probe` that is true."""
-    end_s = time.monotonic() + deadline_s
-    while time.monotonic() < end_s:
-        if value := probe():
-            return value
-        time.sleep(POLL_S)
-    raise AssertionError(f"never happened: {what}")
+_SHOWN_CHARS: Final = 12_000
 
 
 def alive(pid: int) -> bool:
@@ -47,7 +34,8 @@ def alive(pid: int) -> bool:
 class GatewayProcess:
     """Context manager. `worker` is the fake worker's misbehaviour, `flags` what serve is given besides.
 
-    With `module="gateway"` it is the real thing.
+    `hung_after_s`: where a silent worker is what the test is about; the real thing's time otherwise. With
+    `module="gateway"` it is the real thing.
     """
 
     directory: Path
@@ -55,15 +43,19 @@ class GatewayProcess:
     workers: int = 2
     flags: tuple[str, ...] = ()
     module: str = "tests.integration.supervised"
+    hung_after_s: float | None = None
     popen: subprocess.Popen[bytes] = field(init=False)
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", self.module, "serve", "--upstream", "http://127.0.0.1:1"]
         command += ["--port", "0", "--admin-port", "0", "--workers", str(self.workers), "--log-format", "json"]
         environ = {**os.environ, "FAKE_WORKER": self.worker, "FAKE_WORKER_DIR": str(self.directory)}
+        if self.hung_after_s is not None:
+            environ["HUNG_AFTER_S"] = str(self.hung_after_s)
         environ["XDG_RUNTIME_DIR"] = str(self.directory)  # what a killed gateway leaves goes with the test
         with (self.directory / "out").open("wb") as out, (self.directory / "err").open("wb") as err:
             self.popen = subprocess.Popen([*command, *self.flags], stdout=out, stderr=err, cwd=ROOT, env=environ)
+        started.remember(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -75,6 +67,18 @@ class GatewayProcess:
 
     def exit_code(self) -> int:
         return self.popen.wait(DEADLINE_S)
+
+    @property
+    def name(self) -> str:
+        return "gateway"
+
+    @property
+    def running(self) -> bool:
+        return self.popen.poll() is None
+
+    @property
+    def log(self) -> str:
+        return (self.output + self.errors)[-_SHOWN_CHARS:]
 
     @property
     def output(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,8 +60,8 @@ def run(settings: Settings, reread: Callable[[], Settings], doubts: Sequence[str
 
 
 if __name__ == "__main__":
-    # Scaled down: the fake worker reports ten times as often as a real one.
-    fleet.HUNG_AFTER_S = 2.0  # type: ignore[misc]
+    # Only where a test is about silence: on a busy machine a worker that is well can be silent for a while.
+    fleet.HUNG_AFTER_S = float(os.environ.get("HUNG_AFTER_S", fleet.HUNG_AFTER_S))  # type: ignore[misc]
     fleet.DRAIN_GRACE_S = 0.5  # type: ignore[misc]
     server.run = run
     cli.main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -92,7 +93,7 @@ async def test_connections_are_churned_as_the_sdk_does() -> None:
     """Two idle connections are kept per client object of 50: a burst opens nearly one per request."""
     stub = Stub()
     stub.ready.clear()
-    asyncio.get_running_loop().call_later(0.1, stub.ready.set)
+    stub.on("retrieve_future", 300, stub.ready.set)
     tally, client = await load(stub, 300)
     assert tally.completed == 300
     assert client.connections_opened > 300
@@ -204,10 +205,21 @@ async def test_somebody_elses_result_is_wrong() -> None:
 
 
 async def test_abandoned_polls_are_polled_again() -> None:
-    """A2, from the client's side."""
-    stub = Stub()
+    """A2, from the client's side: results are there once each sample is polled for the fourth time."""
+
+    class Slow(Stub):
+        def __init__(self) -> None:
+            super().__init__()
+            self.polls: Counter[str] = Counter()
+
+        async def _retrieve(self, body: dict[str, Any]) -> Any:
+            self.polls[body["request_id"]] += 1
+            if sum(count > 3 for count in self.polls.values()) == 20:
+                self.ready.set()
+            return await super()._retrieve(body)
+
+    stub = Slow()
     stub.ready.clear()
-    asyncio.get_running_loop().call_later(0.3, stub.ready.set)
     tally, _ = await load(stub, 20, abandon_polls=1.0)
     assert tally.completed == 20
     assert tally.abandoned_polls == 60

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +17,7 @@ from gateway.bench.scenario import resolve
 from gateway.bench.stack import Deployment
 from shared.core.errors import StartError
 from tests.integration.bench_stub import MODEL, Fault, Stub, running
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from gateway.bench.messages import Progress
@@ -30,7 +33,7 @@ async def run(stub: Stub, shown: list[Progress] | None = None, **given: Any) -> 
 
 
 def clients_alive() -> list[int]:
-    return children_named(os.getpid(), ("python", "python3", "python3.11"))
+    return children_named(os.getpid(), ("python", "python3", Path(sys.executable).resolve().name))
 
 
 async def test_two_client_processes_share_the_samples_and_report_once() -> None:
@@ -74,7 +77,7 @@ async def test_a_run_that_is_cancelled_leaves_no_process() -> None:
     stub = Stub()
     stub.ready.clear()
     task = asyncio.create_task(run(stub))
-    await asyncio.wait_for(stub.arrived.wait(), 20.0)
+    await asyncio.wait_for(stub.arrived.wait(), DEADLINE_S)
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()

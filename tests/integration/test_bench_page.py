@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-BROWSER_S: Final = 50.0
+BROWSER_S: Final = 100.0
 # The page in a frame of the wanted width; what the browser made of it is written where `--dump-dom` shows it.
 FRAME: Final = """<!doctype html><iframe srcdoc="{page}" style="width:{width}px;height:800px;border:0"></iframe>
 <pre id="told"></pre><script>

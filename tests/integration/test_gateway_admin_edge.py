@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.gateway_process import DEADLINE_S, GatewayProcess
+from tests.integration.gateway_process import GatewayProcess
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

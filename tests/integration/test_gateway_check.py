@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.redis_server import RedisServer
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,7 @@ def checked(*flags: str) -> tuple[int, dict[str, str]]:
     """The exit code, and by subject the verdict, the detail and the advice as one text."""
     command = [sys.executable, "-m", "gateway", "check", "--upstream", NOWHERE, *PORTS, *flags]
     environ = {"COLUMNS": "1000", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=DEADLINE_S, check=False)
     found: dict[str, str] = {}
     subject = ""
     for line in done.stdout.splitlines():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import signal
@@ -17,6 +16,7 @@ from gateway.embedded_redis import EmbeddedRedis
 from shared.core.errors import StartError
 from shared.store.redis import RedisStore
 from tests.contract.conftest import Heard
+from tests.waiting import DEADLINE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,10 +63,7 @@ async def test_started_again_it_is_empty_on_the_same_url(redis: EmbeddedRedis) -
     await store.close()
     assert redis.pid is not None
     os.kill(redis.pid, signal.SIGKILL)
-    deadline_s = asyncio.get_running_loop().time() + 10
-    while redis.running:
-        assert asyncio.get_running_loop().time() < deadline_s
-        await asyncio.sleep(0)
+    await until(lambda: not redis.running, "the server's end")
     assert await redis.start() == url
     again = RedisStore(url)
     await again.open(Heard(), OWNER)
@@ -122,6 +119,6 @@ def test_the_first_process_of_a_container_has_one_too(tmp_path: Path) -> None:
     if unshare is None or subprocess.run([*namespace, "true"], capture_output=True).returncode != 0:
         pytest.skip("needs unshare and the right to make a PID namespace")
     done = subprocess.run(
-        [*namespace, sys.executable, "-c", START, str(tmp_path)], capture_output=True, text=True, timeout=30
+        [*namespace, sys.executable, "-c", START, str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert done.stdout.strip() == "1", done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -27,7 +28,7 @@ from gateway.upstream_probe import (
 )
 from shared.channel import UpstreamStatus
 from shared.config import Settings
-from tests.worker_bench import until
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -110,11 +111,11 @@ async def test_an_answer_unlike_vllm_is_an_error(models: Any) -> None:
 
 
 async def test_a_refused_connection_is_an_error() -> None:
-    async with serving(Upstream(processed=True)) as url:
-        pass
-    async with session(None) as http:
-        with pytest.raises(ProbeError, match="cannot connect: Connection refused"):
-            await offered_models(http, url)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        async with session(None) as http:
+            with pytest.raises(ProbeError, match="cannot connect: Connection refused"):
+                await offered_models(http, f"http://127.0.0.1:{closed.getsockname()[1]}")
 
 
 async def test_an_error_status_is_passed_on() -> None:

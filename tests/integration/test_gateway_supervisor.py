@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.gateway_process import DEADLINE_S, GatewayProcess, alive, eventually
+from tests.integration.gateway_process import GatewayProcess, alive
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,13 +57,14 @@ def test_a_killed_worker_comes_back_on_its_slot(tmp_path: Path) -> None:
         replaced = eventually(back, "slot 0 is back")
         assert replaced["pid"] is not None
         assert replaced["restarts"] == 1
+        eventually(lambda: gateway.logged("reaped"), "its samples are reaped")
         assert len(gateway.logged("reaped")) == 1
         assert eventually(lambda: gateway.ask() == (0, replaced["pid"]), "slot 0 answers again")
 
 
 def test_new_connections_avoid_a_stopped_worker_that_is_then_killed_for_its_silence(tmp_path: Path) -> None:
     """B9: silence is what kills (scaled down to 2 s here)."""
-    with GatewayProcess(tmp_path) as gateway:
+    with GatewayProcess(tmp_path, hung_after_s=2.0) as gateway:
         victim = gateway.pids()[0]
         os.kill(victim, signal.SIGSTOP)
         eventually(lambda: gateway.logged("a worker is hung"), "the supervisor notices")
@@ -98,7 +100,7 @@ def test_a_worker_that_cannot_start_ends_it_with_its_words(tmp_path: Path) -> No
 
 
 def test_drain_waits_for_what_runs(tmp_path: Path) -> None:
-    with GatewayProcess(tmp_path, worker="drains-slowly", flags=("--drain-timeout", "1")) as gateway:
+    with GatewayProcess(tmp_path, worker="drains-slowly", flags=("--drain-timeout", "5")) as gateway:
         pids = gateway.pids()
         gateway.signal(signal.SIGTERM)
         eventually(lambda: {slot["state"] for slot in gateway.slots()} == {"draining"}, "both drain")
@@ -342,10 +344,10 @@ def test_a_spare_that_keeps_dying_ends_nothing(tmp_path: Path) -> None:
 
 def test_a_spare_that_falls_silent_is_replaced(tmp_path: Path) -> None:
     """B9"""
-    with GatewayProcess(tmp_path, worker="spare-hangs", workers=1) as gateway:
+    with GatewayProcess(tmp_path, worker="spare-hangs", workers=1, hung_after_s=2.0) as gateway:
         silent = gateway.warm_spare()
         assert gateway.warm_spare(but=silent)
-        assert not alive(silent)
+        eventually(lambda: not alive(silent), "the silent one is gone")
 
 
 def test_a_roll_takes_the_spare_first(tmp_path: Path) -> None:

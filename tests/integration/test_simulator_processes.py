@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,12 +19,12 @@ from gateway.simulator.command import simulate_vllm
 from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.processes import shares
 from gateway.simulator.tokens import sampled
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-PATIENCE_S: Final = 30.0
 ASKED: Final = {"model": "sim/tiny", "prompt": [10, 11, 12], "max_tokens": 4, "seed": 7, "return_token_ids": True}
 
 
@@ -45,7 +44,7 @@ def running(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+    return socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
 
 
 def send(connection: socket.socket, method: str, path: str, document: Any = None, request_id: str = "x-a1") -> None:
@@ -66,13 +65,6 @@ def call(port: int, method: str, path: str, document: Any = None) -> Any:
     head, _, body = received(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 "), head
     return json.loads(body)
-
-
-def until(what: str, look: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not look():
-        assert time.monotonic() < deadline_s, f"{what} did not happen"
-        time.sleep(0.01)
 
 
 def refused(port: int) -> bool:
@@ -116,9 +108,9 @@ def test_one_process_on_uvloop_misbehaves_as_told() -> None:
         assert call(port, "GET", "/_sim/stats")["aborted"] == 1
 
         call(port, "POST", "/_sim/faults", [{"kind": "drain"}])
-        until("new connections are refused", lambda: refused(port))
+        eventually(lambda: refused(port), "new connections are refused")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(DEADLINE_S) == 0
 
 
 @pytest.mark.slow
@@ -129,7 +121,9 @@ def test_several_processes_act_and_count_as_one() -> None:
         held = [connect(port) for _ in range(16)]
         for connection in held:
             send(connection, "POST", "/v1/completions", ASKED)
-        until("all are held", lambda: call(port, "GET", "/_sim/stats")["in_flight"] == 16)
+        eventually(
+            lambda: call(port, "GET", "/_sim/stats"), "all are held", until=lambda stats: stats["in_flight"] == 16
+        )
         call(port, "POST", "/_sim/release")
         assert all(received(connection).startswith(b"HTTP/1.1 200 ") for connection in held)
         call(port, "DELETE", "/_sim/faults")
@@ -148,9 +142,9 @@ def test_several_processes_act_and_count_as_one() -> None:
         call(port, "POST", "/_sim/reset")
         assert call(port, "GET", "/_sim/stats")["received"] == 0
         call(port, "POST", "/_sim/faults", [{"kind": "drain"}])
-        until("new connections are refused", lambda: refused(port))
+        eventually(lambda: refused(port), "new connections are refused")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(DEADLINE_S) == 0
 
 
 @pytest.mark.slow
@@ -158,11 +152,11 @@ def test_a_process_that_ends_takes_the_others_with_it() -> None:
     with running("--processes", "2") as (process, port):
         first, second = (child for child in children_of(process.pid) if serves(child))
         os.kill(first, signal.SIGKILL)
-        assert process.wait(PATIENCE_S) == 1
+        assert process.wait(DEADLINE_S) == 1
         assert process.stderr is not None
         assert process.stderr.read() == "gateway: a process of the simulator ended by itself\n"
         assert refused(port)
-        assert not os.path.exists(f"/proc/{second}")
+        eventually(lambda: not os.path.exists(f"/proc/{second}"), "the other one has gone too")
 
 
 @pytest.mark.slow
@@ -173,8 +167,8 @@ def test_processes_end_and_clear_up_when_their_parent_is_killed(
     with running("--processes", "2") as (process, port):
         assert list(tmp_path.glob("simulator-*/*.sock"))
         process.kill()
-        until("the port is free", lambda: refused(port))
-        until("nothing is left", lambda: not list(tmp_path.iterdir()))
+        eventually(lambda: refused(port), "the port is free")
+        eventually(lambda: list(tmp_path.iterdir()), "nothing is left", until=lambda left: not left)
 
 
 def test_the_running_limit_is_divided_among_processes() -> None:

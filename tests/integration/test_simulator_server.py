@@ -15,6 +15,7 @@ import pytest
 from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.simulator import Simulator
 from gateway.simulator.tokens import find_seed, sampled
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -23,8 +24,6 @@ ASKED = {"model": "sim/tiny", "prompt": [10, 11, 12], "max_tokens": 4, "logprobs
 LOAD = "/v1/load_lora_adapter"
 ADAPTER = {"lora_name": "a1", "lora_path": "/models/a1"}
 DATA = Path(__file__).parents[1] / "data" / "vllm"
-# Long enough for anything that should happen on a busy machine.
-PATIENCE_S = 20.0
 
 
 class Client:
@@ -76,7 +75,7 @@ class Bench:
 
     async def until(self, what: str, look: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Until the simulator's own counts look so."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + DEADLINE_S
         while not look(stats := self.simulator.stats()):
             assert time.monotonic() < deadline_s, f"{what} did not happen: {stats}"
             await asyncio.sleep(0.005)
@@ -326,7 +325,8 @@ async def test_one_sample_twice_at_a_time_is_counted(bench: Bench) -> None:
 # -- modes
 
 
-@configured(mode="latency", gen_seconds=0.05, max_num_seqs=2)
+# Long enough for the second to come while the first one runs.
+@configured(mode="latency", gen_seconds=0.3, max_num_seqs=2)
 async def test_latency_runs_so_many_at_once_first_come_first_served(bench: Bench) -> None:
     done: list[int] = []
 
@@ -489,7 +489,7 @@ async def test_a_drain_refuses_new_connections_and_answers_none_of_the_old(bench
 
 async def test_slow_accepts_delay_new_connections_and_refuse_none(bench: Bench) -> None:
     old = await bench.client()
-    bench.simulator.set_faults([{"kind": "slow_accept", "delay_s": 0.1}])
+    bench.simulator.set_faults([{"kind": "slow_accept", "delay_s": 1.0}])
     new = await bench.client()
     new.ask()
     await old.completion()

@@ -16,24 +16,23 @@ from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim
 from shared.store import cluster_scripts
-from shared.store.base import LogEntry, Settled, StoreError, StoreRefused, StoreUnavailable
+from shared.store.base import LogEntry, Settled, StoreRefused, StoreUnavailable
 from shared.store.cluster import ClusterStore
 from shared.store.keys import Keys, member
 from shared.store.redis import RedisStore
 from shared.store.slots import slot_of
 from tests.contract.conftest import Heard
+from tests.integration.store_calls import CLAIM, OWNER, TTL_S, in_the_end
 from tests.redis_cluster import RedisCluster
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from tests.redis_server import RedisServer
 
-OWNER, DEAD, REAPER = "owner-0000000000", "dead-00000000000", "reaper-000000000"
-CLAIM = Claim(OWNER, 1, 1, bytes(16))
+DEAD, REAPER = "dead-00000000000", "reaper-000000000"
 DEADS_CLAIM = Claim(DEAD, 1, 1, bytes(16))
-TTL_S = 3600.0
 NOW_MS = 1_700_000_000_000
 KEYS = Keys("gw")
 
@@ -58,16 +57,6 @@ async def store(cluster: RedisCluster, heard: Heard) -> AsyncIterator[ClusterSto
     await made.open(heard, OWNER)
     yield made
     await made.close()
-
-
-async def in_the_end(call: Callable[[], Awaitable[object]]) -> object:
-    """What a worker does: once more, until the store takes it."""
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                return await call()
-            except StoreError:
-                await asyncio.sleep(0.01)
 
 
 async def settle(store: ClusterStore, key: SampleKey, claim: Claim = CLAIM) -> Settled:

@@ -10,19 +10,16 @@ import pytest
 
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
-from shared.core.record import Claim
-from shared.store.base import Settled, StoreError, StoreRefused, StoreUnavailable
+from shared.store.base import Settled, StoreRefused, StoreUnavailable
 from shared.store.redis import RedisStore
 from tests.contract.conftest import Heard
+from tests.integration.store_calls import CLAIM, OWNER, TTL_S, in_the_end
 from tests.redis_sentinels import RedisSentinels
 from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
-OWNER = "owner-0000000000"
-CLAIM = Claim(OWNER, 1, 1, bytes(16))
-TTL_S = 3600.0
 
 pytestmark = pytest.mark.slow
 
@@ -45,16 +42,6 @@ async def store(sentinels: RedisSentinels, heard: Heard) -> AsyncIterator[RedisS
     await made.open(heard, OWNER)
     yield made
     await made.close()
-
-
-async def in_the_end(call: Callable[[], Awaitable[object]]) -> object:
-    """What a worker does: once more, until the store takes it."""
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                return await call()
-            except StoreError:
-                await asyncio.sleep(0.01)
 
 
 async def test_the_master_is_found_and_the_mode_is_told(sentinels: RedisSentinels, store: RedisStore) -> None:
@@ -129,7 +116,7 @@ async def test_a_failover_is_survived_and_counts_as_a_restart(
 ) -> None:
     """C3: pending samples settle on the new master, watches are heard again, the workers are told to refill."""
     keys = [SampleKey("session", number) for number in range(50)]
-    await asyncio.gather(*(store.begin(key, CLAIM) for key in keys))
+    await asyncio.gather(*(in_the_end(lambda key=key: store.begin(key, CLAIM)) for key in keys))  # type: ignore[misc]
     await store.watch("session")
     restarted_s = store.restarted_s
     assert restarted_s is None
@@ -144,7 +131,7 @@ async def test_a_failover_is_survived_and_counts_as_a_restart(
         )
     )
     assert set(outcomes) <= {Settled.WRITTEN, Settled.REPEATED, Settled.RESTORED}
-    assert sentinels.master is not old
+    sentinels.wait_for_new_master(old)
     assert store.restarted_s is not None
     await heard.until(lambda heard: heard.gaps > gaps_before)
     await in_the_end(lambda: store.watch("session"))

@@ -1,4 +1,4 @@
-"""Environments of published SDKs, and the processes' own words under a test that failed."""
+"""Environments of published SDKs, and what several files of this folder need."""
 
 from __future__ import annotations
 
@@ -9,21 +9,9 @@ import pytest
 
 from tests.redis_server import RedisServer
 from tests.system.sdk_env import InstallError, SdkEnv, sdk_env
-from tests.system.stack import running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.failed:
-        for stack in running:
-            report.sections.extend((f"log of the {name}", text) for name, text in stack.logs())
-    return report
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from tests.integration.gateway_process import eventually
 from tests.system.pinned import connect_to
-from tests.system.stack import Gateway, Simulator, Stack, running
+from tests.system.stack import Gateway, Simulator
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,9 +52,6 @@ class Fleet:
         made = Gateway(self._own_directory(), first, *more, *named, "--poll-timeout", "1", *flags)
         self._stack.callback(made.close)
         self.hosts.append(made)
-        shown = Stack(self._directory, self.upstreams[-1], made)
-        running.append(shown)
-        self._stack.callback(running.remove, shown)
         return made
 
     def connect(self, host: Gateway, slot: int) -> Connection:
@@ -76,12 +73,14 @@ def told_upstreams(host: Gateway) -> dict[str, str]:
 def follows(host: Gateway, *upstreams: Simulator) -> None:
     """Wait until every worker of a host asks these and no other."""
     urls = {upstream.url for upstream in upstreams}
-    eventually(lambda: set(told_upstreams(host)) == urls, f"{urls} in {told_upstreams(host)}")
+    eventually(lambda: told_upstreams(host), f"{urls} alone", until=lambda told: set(told) == urls)
 
 
 def upstreams_command(host: Gateway, *arguments: str) -> str:
     command = [sys.executable, "-m", "gateway", "upstreams", *arguments, "--admin", host.admin_url]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def executions(*upstreams: Simulator) -> list[Any]:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from http.client import HTTPMessage
 
-_TIMEOUT_S: Final = 45.0  # longer than any poll is held
+# Longer than any poll is held.
+_TIMEOUT_S: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)

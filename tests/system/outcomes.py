@@ -4,32 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.integration.gateway_process import eventually
 from tests.system.expected import check_payload
 from tests.system.pinned import poll
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.system.http_calls import Connection, Reply
     from tests.system.pinned import Client
 
-_DEADLINE_S: Final = 40.0
+# 408: pending. 429: the store is not back yet, or not refilled.
+_UNKNOWN: Final = (408, 429)
 
 
 def settled(connection: Connection, request_id: str) -> Reply:
-    def look() -> Reply | None:
-        reply = poll(connection, request_id)
-        # 408: pending. 429: the store is not back yet, or not refilled.
-        return None if reply.status in (408, 429) else reply
-
-    return eventually(look, "a settled sample", _DEADLINE_S)
+    return eventually(
+        lambda: poll(connection, request_id), "a settled sample", until=lambda reply: reply.status not in _UNKNOWN
+    )
 
 
 def accepted(connection: Connection, body: dict[str, Any]) -> dict[str, Any]:
-    def look() -> Reply | None:
-        reply = connection.post("/api/v1/asample", body)
-        return None if reply.status == 429 else reply
-
-    reply = eventually(look, "an accepted sample", _DEADLINE_S)
+    reply = eventually(
+        lambda: connection.post("/api/v1/asample", body), "an accepted sample", until=lambda reply: reply.status != 429
+    )
     assert reply.status == 200, reply
     promise: dict[str, Any] = reply.json()
     return promise
@@ -55,10 +51,9 @@ def failure_of(connection: Connection, request_id: str) -> tuple[str, str]:
 def says_it_waits(connection: Connection, request_id: str) -> None:
     """Wait until a poll tells that no upstream takes the sample."""
 
-    def look() -> bool:
+    def look() -> Any:
         reply = poll(connection, request_id)
         assert reply.status == 408, reply
-        told: bool = reply.json()["queue_state"] == "paused_capacity"
-        return told
+        return reply.json()
 
-    eventually(look, "a poll that says paused_capacity", _DEADLINE_S)
+    eventually(look, "a poll that says paused_capacity", until=lambda told: told["queue_state"] == "paused_capacity")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
+from tests.waiting import eventually
+
 if TYPE_CHECKING:
     from tests.system.http_calls import Connection, Reply
     from tests.system.stack import Gateway, Stack
@@ -21,7 +23,9 @@ _PROTOBUF: Final = "application/x-protobuf"
 
 def connect_to(gateway: Gateway, slot: int, key: str | None = None) -> Connection:
     """A keep-alive connection that the slot's worker serves."""
-    pid = gateway.workers()[slot]["pid"]
+    pid = eventually(
+        lambda: gateway.workers()[slot], f"slot {slot} to be ready", until=lambda worker: worker["state"] == "ready"
+    )["pid"]
     for _ in range(_TRIES):
         connection = gateway.connect(key)
         assert connection.get("/api/v1/healthz").status == 200

@@ -8,37 +8,58 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING, Final
 
-from tests.integration.gateway_process import eventually
+from tests import started
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from typing import IO
 
-_START_S: Final = 40.0
-_STOP_S: Final = 10.0
+_START_S: Final = 90.0
+_STOP_S: Final = 30.0
 _SHOWN_CHARS: Final = 12_000
 
 
 class Process:
-    """`command` in a process group of its own, with both streams in files under `directory`."""
+    """`command` in a process group of its own, with both streams in files under `directory`.
 
-    def __init__(self, name: str, command: Sequence[str], directory: Path, env: dict[str, str] | None = None) -> None:
+    The second of a name has files of its own: the log of one that was killed is still told when a test fails.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        directory: Path,
+        env: dict[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
+    ) -> None:
         self.name = name
-        self._out = directory / f"{name}.out"
-        self._err = directory / f"{name}.err"
+        number = sum(1 for _ in directory.glob(f"{name}*.out"))
+        stem = f"{name}-{number + 1}" if number else name
+        self._out = directory / f"{stem}.out"
+        self._err = directory / f"{stem}.err"
         with self._out.open("w") as out, self._err.open("w") as err:
             self._popen = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
                 env=env,
             )
+        started.remember(self)
 
     @property
     def pid(self) -> int:
         return self._popen.pid
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        """Where it was started with `stdin=PIPE`."""
+        assert self._popen.stdin is not None
+        return self._popen.stdin
 
     @property
     def running(self) -> bool:
@@ -49,9 +70,13 @@ class Process:
         return self._out.read_text()
 
     @property
+    def errors(self) -> str:
+        return self._err.read_text()
+
+    @property
     def log(self) -> str:
         """The end of what it wrote to either stream."""
-        return (self.output + self._err.read_text())[-_SHOWN_CHARS:]
+        return (self.output + self.errors)[-_SHOWN_CHARS:]
 
     def ready_line(self) -> str:
         """The first whole line on standard output."""
@@ -84,4 +109,6 @@ class Process:
         """SIGKILL for it and all of its group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
         return self._popen.wait()

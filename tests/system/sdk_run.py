@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from tests.system.processes import Process
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from tests.system.stack import Stack
 
 _SCRIPTS: Final = Path(__file__).with_name("sdk_scripts")
-_RUN_S: Final = 110.0
+_RUN_S: Final = 180.0
 API_KEY: Final = "tml-system-test"
 # The rest of this process' environment may hold settings of an SDK or a proxy.
 _PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR")
@@ -32,15 +34,8 @@ class Script:
             "HOME": str(stack.directory),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        self._name = name
-        self._popen = subprocess.Popen(
-            [str(sdk.python), str(_SCRIPTS / name)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
+        command = [str(sdk.python), str(_SCRIPTS / name)]
+        self._process = Process(name, command, stack.directory, env, stdin=subprocess.PIPE)
         self._send(json.dumps(arguments))
 
     def go_on(self) -> None:
@@ -48,25 +43,20 @@ class Script:
         self._send("")
 
     def _send(self, line: str) -> None:
-        assert self._popen.stdin is not None
-        self._popen.stdin.write(line + "\n")
-        self._popen.stdin.flush()
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
 
     def result(self) -> dict[str, Any]:
-        out, err = self._popen.communicate(timeout=_RUN_S)
-        assert self._popen.returncode == 0, f"{self._name} ended with {self._popen.returncode}:\n{err[-8000:]}"
-        told: dict[str, Any] = json.loads(out.splitlines()[-1])
+        code = self._process.wait(_RUN_S)
+        assert code == 0, f"{self._process.name} ended with {code}:\n{self._process.log}"
+        told: dict[str, Any] = json.loads(self._process.output.splitlines()[-1])
         return told
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._popen.kill()
-        self._popen.wait()
-        for stream in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
-            if stream is not None:
-                stream.close()
+        self._process.kill()
 
 
 def run_script(sdk: SdkEnv, stack: Stack, name: str, **arguments: Any) -> dict[str, Any]:

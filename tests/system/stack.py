@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.integration.gateway_process import eventually
 from tests.system.http_calls import Connection, call
 from tests.system.processes import Process
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ SOURCE_IPS: Final = "127.0.0.2,127.0.0.3"
 WORKERS: Final = 2
 
 
-def _lasting_port() -> int:
+def lasting_port() -> int:
     """A free port that stays free while nobody listens on it: below those that the kernel gives to connections."""
     while not _is_free(port := random.randrange(20_000, 30_000)):
         pass
@@ -63,6 +63,10 @@ class Simulator:
         reply = call("POST", f"{self.url}/_sim/faults", {"faults": list(faults)})
         assert reply.status == 200, reply
 
+    @property
+    def port(self) -> str:
+        return self.url.rpartition(":")[2]
+
     @contextmanager
     def holding(self) -> Iterator[None]:
         """What reaches it within the block is answered when the block is over."""
@@ -75,7 +79,7 @@ class Simulator:
 
     def runs(self, samples: int) -> None:
         """Wait until so many generations are running."""
-        eventually(lambda: self.stats()["in_flight"] >= samples, f"{samples} generations")
+        eventually(self.stats, f"{samples} generations", until=lambda seen: seen["in_flight"] >= samples)
 
 
 class Gateway:
@@ -85,7 +89,7 @@ class Gateway:
         self._directory = directory
         self._flags = ["--upstream", upstream, *flags]
         self._run_dir = Path(tempfile.mkdtemp(prefix="gw-"))  # short: it holds a UNIX socket
-        self._start(_lasting_port())
+        self._start(lasting_port())
 
     def _start(self, port: int) -> None:
         flags = ["--port", str(port), "--admin-port", "0", "--run-dir", str(self._run_dir), *self._flags]
@@ -125,7 +129,7 @@ class Gateway:
 
     def counter_reaches(self, name: str, value: int) -> None:
         """Workers report once a second."""
-        eventually(lambda: self.counter(name) >= value, f"{name} >= {value}")
+        eventually(lambda: self.counter(name), f"{name} >= {value}", until=lambda seen: seen >= value)
 
 
 class Stack:
@@ -140,14 +144,6 @@ class Stack:
     def model(self) -> str:
         name: str = call("GET", f"{self.simulator.url}/v1/models").json()["data"][0]["id"]
         return name
-
-    def logs(self) -> Iterator[tuple[str, str]]:
-        for process in (self.gateway.process, self.simulator.process):
-            yield process.name, process.log
-
-
-# What runs now, for the report of a test that failed.
-running: Final[list[Stack]] = []
 
 
 @contextmanager
@@ -174,10 +170,7 @@ def running_gateway(directory: Path, simulator: Simulator, *flags: str) -> Itera
     """A gateway in front of a simulator that the caller runs."""
     defaults = ["--workers", str(WORKERS), "--source-ips", SOURCE_IPS, "--log-format", "text"]
     gateway = Gateway(directory, simulator.url, *defaults, *flags)
-    stack = Stack(directory, simulator, gateway)
-    running.append(stack)
     try:
-        yield stack
+        yield Stack(directory, simulator, gateway)
     finally:
-        running.remove(stack)
         gateway.close()

@@ -12,6 +12,8 @@ from tests.system.fleet import Fleet, executions
 from tests.system.http_calls import call
 from tests.system.outcomes import failure_of, result_of, says_it_waits
 from tests.system.pinned import Client, submit
+from tests.system.stack import lasting_port
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from tests.system.http_calls import Connection
     from tests.system.stack import Gateway, Simulator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.slow
 
 MODEL: Final = "sim/tiny"
 PROMPT: Final = [81, 82, 83]
@@ -55,11 +57,11 @@ def write_adapter(directory: Path, checkpoint: str) -> Path:
     return made
 
 
-def start(fleet: Fleet, directory: Path, upstreams: int = 2) -> tuple[Gateway, list[Connection]]:
+def start(fleet: Fleet, directory: Path, upstreams: int = 2, lora_wait_s: int = 60) -> tuple[Gateway, list[Connection]]:
     for _ in range(upstreams):
-        fleet.start_upstream("--lora", "files")
+        fleet.start_upstream("--lora", "files", "--port", str(lasting_port()))
     template = f"{directory}/adapters/{{run_id}}/{{checkpoint}}"
-    host = fleet.start_host("--lora-path", template, "--lora-wait", "3")
+    host = fleet.start_host("--lora-path", template, "--lora-wait", str(lora_wait_s))
     return host, [fleet.connect(host, slot) for slot in (0, 1)]
 
 
@@ -99,8 +101,8 @@ def test_an_upstream_that_was_restarted_is_loaded_again(fleet: Fleet, tmp_path: 
     client = AdapterClient(first, "000100")
     old = fleet.upstreams[0]
     os.killpg(old.process.pid, signal.SIGKILL)
-    old.process.wait(10.0)
-    again = fleet.start_upstream("--lora", "files", "--port", old.url.rpartition(":")[2])
+    old.process.wait(DEADLINE_S)
+    again = fleet.start_upstream("--lora", "files", "--port", old.port)
     pending: list[tuple[Connection, str, dict[str, Any]]] = []
     for number in range(8):
         connection = (first, second)[number % 2]
@@ -115,7 +117,8 @@ def test_an_upstream_that_was_restarted_is_loaded_again(fleet: Fleet, tmp_path: 
 def test_a_sample_whose_adapter_is_gone_waits_and_then_fails_in_words(fleet: Fleet, tmp_path: Path) -> None:
     """`queue_state` says meanwhile that it waits."""
     directory = write_adapter(tmp_path, "000100")
-    _, (first, _) = start(fleet, tmp_path, upstreams=1)
+    # Many times what a poll takes: one is to see it wait.
+    _, (first, _) = start(fleet, tmp_path, upstreams=1, lora_wait_s=8)
     client = AdapterClient(first, "000100")
     (directory / "adapter_config.json").unlink()
     assert call("POST", f"{fleet.upstreams[0].url}/v1/unload_lora_adapter", {"lora_name": client.model}).status == 200

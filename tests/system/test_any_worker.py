@@ -8,15 +8,16 @@ import pytest
 
 from gateway.keys_file import new_entry
 from shared.config import NO_LIMITS
-from tests.integration.gateway_process import eventually
 from tests.system.expected import check_payload
+from tests.system.outcomes import result_of, settled
 from tests.system.pinned import Client, connect_to, open_stack_client, poll, send_poll, submit
 from tests.system.stack import Stack, running_stack
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.system.http_calls import Connection, Reply
+    from tests.system.http_calls import Connection
 
 pytestmark = pytest.mark.slow
 
@@ -61,19 +62,6 @@ def second(stack: Stack) -> Iterator[Connection]:
 @pytest.fixture
 def client(stack: Stack, first: Connection) -> Client:
     return Client(first, stack.model)
-
-
-def result_of(connection: Connection, request_id: str, client: Client, body: dict[str, Any]) -> bytes:
-    """The payload, checked to be this very sample's; polls again as long as it is pending."""
-    reply = eventually(lambda: settled(poll(connection, request_id)), "a settled sample")
-    assert reply.status == 200, reply
-    assert reply.headers["content-type"] == "application/x-protobuf"
-    check_payload(reply.body, client.model, body)
-    return reply.body
-
-
-def settled(reply: Reply) -> Reply | None:
-    return None if reply.status == 408 else reply
 
 
 def test_a_result_is_retrieved_from_the_worker_that_did_not_run_it(
@@ -368,7 +356,7 @@ def test_a_cancel_reaches_the_worker_that_runs_the_sample(
         stack.simulator.runs(1)
         assert second.post("/api/v1/cancel_future", {"request_id": request_id}).status == 200
         eventually(lambda: stack.simulator.stats()["aborted"] > aborted, "the abort upstream")
-    reply = eventually(lambda: settled(poll(second, request_id)), "a settled sample")
+    reply = settled(second, request_id)
     assert (reply.status, reply.json()["category"]) == (200, "user")
 
 
@@ -386,7 +374,7 @@ def test_a_finish_ends_what_runs_on_every_worker(
         )
         eventually(lambda: stack.simulator.stats()["aborted"] >= aborted + 2, "both aborts upstream")
     for connection, request_id in zip((second, first), request_ids, strict=True):
-        assert eventually(lambda c=connection, r=request_id: settled(poll(c, r)), "a settled sample").status == 410
+        assert settled(connection, request_id).status == 410
         assert connection.post("/api/v1/session_heartbeat", {"session_id": client.session_id}).status == 410
         assert connection.post("/api/v1/asample", client.body(99, PROMPT)).status in (404, 410)
 

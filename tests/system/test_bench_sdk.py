@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.system.sdk_env import SdkEnv
 
-pytestmark = [pytest.mark.slow, pytest.mark.sdk, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.sdk]
 
 
 @pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])

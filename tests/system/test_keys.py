@@ -10,15 +10,15 @@ import sys
 from contextlib import ExitStack, closing
 from functools import partial
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.integration.gateway_process import DEADLINE_S, eventually
 from tests.system.http_calls import call
 from tests.system.outcomes import result_of
 from tests.system.pinned import Client, connect_to, poll, submit
 from tests.system.stack import running_stack
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,6 +96,7 @@ def out(connection: Connection) -> bool:
 def test_a_revoked_key_is_out_on_every_worker_and_what_it_ran_is_ended(stack: Stack, keys: KeysFile, bob: str) -> None:
     """Over connections that were open before; another key's samples go on over the reload and the roll."""
     dora = let_in(stack, keys, "dora")
+    before = {worker["pid"] for worker in stack.gateway.workers()}
     with ExitStack() as leaving:
         of_dora = [leaving.enter_context(closing(connect_to(stack.gateway, slot, dora))) for slot in (0, 1)]
         of_bob = leaving.enter_context(closing(connect_to(stack.gateway, 1, bob)))
@@ -116,6 +117,12 @@ def test_a_revoked_key_is_out_on_every_worker_and_what_it_ran_is_ended(stack: St
         polling = leaving.enter_context(closing(stack.gateway.connect(bob)))
         result_of(polling, kept, lasting, body)
         stack.gateway.counter_reaches("stale", 2)
+    # A worker that is still to be replaced would close the connections of the next test.
+    eventually(stack.gateway.workers, "the end of the roll", until=partial(all_new, before))
+
+
+def all_new(before: set[int], workers: list[dict[str, Any]]) -> bool:
+    return all(worker["state"] == "ready" and worker["pid"] not in before for worker in workers)
 
 
 def test_a_new_key_comes_in_after_a_reload(stack: Stack, keys: KeysFile, alice: str) -> None:

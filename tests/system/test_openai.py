@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gateway.simulator import tokens as model_function
-from tests.integration.gateway_process import eventually
 from tests.system.stack import SOURCE_IPS, running_stack
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

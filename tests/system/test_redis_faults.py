@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import hiredis
 import pytest
 
-from tests.integration.gateway_process import eventually
 from tests.redis_server import RedisServer
 from tests.system.outcomes import accepted, failure_of, result_of, settled
 from tests.system.pinned import Client, connect_to, poll, send_poll, submit
 from tests.system.stack import WORKERS, running_stack
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Set
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PROMPT: Final = [41, 42, 43]
-POLL_S: Final = 10
+# Long enough for whatever a poll must not outlast.
+POLL_S: Final = 15
 # Shorter than a stall lasts: a lease that lapsed while nobody could renew it orphans nobody.
 LEASE_S: Final = 6
 SAMPLES: Final = 20
@@ -37,7 +38,7 @@ class Operator:
 
     def __init__(self, server: RedisServer) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(10)
+        self._socket.settimeout(DEADLINE_S)
         self._socket.connect(server.url.removeprefix("unix://"))
 
     def ask(self, *words: str) -> Any:
@@ -47,6 +48,10 @@ class Operator:
             reader.feed(self._socket.recv(65536))
         assert not isinstance(reply, hiredis.ReplyError), reply
         return reply
+
+    def subscriptions(self) -> list[bytes]:
+        """A line for each connection that is one."""
+        return list(self.ask("CLIENT", "LIST", "TYPE", "pubsub").splitlines())
 
     def cut_all(self) -> None:
         self.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -94,11 +99,12 @@ def second(stack: Stack) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def client(stack: Stack, first: Connection) -> Client:
-    """Of a session of its own, once the gateway has got over the test before."""
+def client(stack: Stack, first: Connection, second: Connection) -> Client:
+    """Of a session of its own, once both workers have got over the test before."""
     trial = eventually(lambda: _client(stack, first), "a session")
-    body = trial.body(0, PROMPT)
-    result_of(first, accepted(first, body)["request_id"], trial, body)
+    for seq_id, connection in enumerate((first, second)):
+        body = trial.body(seq_id, PROMPT)
+        result_of(connection, accepted(connection, body)["request_id"], trial, body)
     return Client(first, stack.model)
 
 
@@ -180,6 +186,8 @@ def test_cut_subscriptions_come_back_and_lose_no_wake_up(
             send_poll(second, submit(first, body)["request_id"])
             stack.gateway.counter_reaches("polls", polls + 1)
             if seq_id == 0:
+                # What an earlier test has cut is back a moment later.
+                eventually(lambda: operator.subscriptions(), "subscriptions", until=lambda lines: len(lines) >= WORKERS)
                 assert operator.ask("CLIENT", "KILL", "TYPE", "pubsub") >= WORKERS
         assert second.receive().status == 200
 
@@ -195,11 +203,11 @@ def test_a_redis_without_room_for_connections_is_waited_for(
             operator.cut_all()
             for connection in (first, second):
                 assert "max number" not in refused(connection, client.body(SAMPLES, PROMPT))
-            eventually(lambda: not any(_connected(stack)), "workers that are known to be without Redis")
+            eventually(lambda: _connected(stack), "workers without Redis", until=lambda found: not any(found))
         finally:
             operator.ask("CONFIG", "SET", "maxclients", "1000")
     running.all_succeed(second)
-    eventually(lambda: all(_connected(stack)), "workers with Redis")
+    eventually(lambda: _connected(stack), "workers with Redis", until=all)
 
 
 def _connected(stack: Stack) -> list[bool]:

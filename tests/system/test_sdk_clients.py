@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.integration.gateway_process import eventually
 from tests.system import expected
 from tests.system.sdk_env import VERSIONS, SdkEnv
 from tests.system.sdk_run import Script, run_script, sample
 from tests.system.stack import Stack, running_stack
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,7 +88,7 @@ def polls(stack: Stack) -> int:
 
 
 def polls_reach(stack: Stack, count: int) -> None:
-    eventually(lambda: polls(stack) >= count, f"{count} polls")
+    eventually(lambda: polls(stack), f"{count} polls", until=lambda seen: seen >= count)
 
 
 @pytest.mark.parametrize("version", ["0.26.2", "0.38.0"])
@@ -133,8 +133,12 @@ def test_samples_of_a_killed_worker_are_submitted_again_by_the_sdk(stack: Stack,
             stack.gateway.counter_reaches("orphaned", orphaned + victim["in_flight"])
         told = script.result()
     check_all(stack, requests, told["answers"])
-    heir = stack.gateway.workers()[victim["slot"]]
-    assert (heir["source_ip"], heir["restarts"]) == (victim["source_ip"], victim["restarts"] + 1)
+    heir = eventually(
+        lambda: stack.gateway.workers()[victim["slot"]],
+        "a worker in its place",
+        until=lambda worker: worker["restarts"] == victim["restarts"] + 1,
+    )
+    assert heir["source_ip"] == victim["source_ip"]
 
 
 def busiest(stack: Stack) -> dict[str, Any] | None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.integration.gateway_process import eventually
 from tests.system.outcomes import failure_of, result_of, says_it_waits, settled
 from tests.system.pinned import Client, connect_to, submit
-from tests.system.stack import Simulator, running_stack
+from tests.system.stack import Simulator, lasting_port, running_stack
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PROMPT: Final = [31, 32, 33]
-FLAGS: Final = ("--poll-timeout", "1", "--read-timeout", "2")
+FLAGS: Final = ("--poll-timeout", "1")
 BUSY: Final = {"error": {"message": "the queue is full", "type": "ServiceUnavailable"}}
 NAN: Final = {"error": {"message": "Out of range float values are not JSON compliant: nan", "code": 400}}
 DEAD: Final = {"error": {"message": "EngineCore encountered an issue. See stack trace (above) for the root cause."}}
@@ -120,8 +120,6 @@ def test_what_may_be_sent_again_succeeds_in_the_end(
         pytest.param(fault("bad_token", value=2**40), "server", "2**31 - 1", id="D13 2**40"),
         pytest.param(fault("bad_token", value=-1), "server", "-1", id="D13 -1"),
         pytest.param(fault("bad_token", value=1.5), "server", "not all integers", id="D13 1.5"),
-        # A15
-        pytest.param(fault("hang"), "server", "no reply in time", id="A15 hang"),
     ],
 )
 def test_what_may_have_run_fails_once_with_the_reason(
@@ -133,7 +131,7 @@ def test_what_may_have_run_fails_once_with_the_reason(
     category: str,
     words: str,
 ) -> None:
-    """A15, D3, D4, D10, D13, D14: told in words, sent once, and never a result."""
+    """D3, D4, D10, D13, D14: told in words, sent once, and never a result."""
     received = stack.simulator.stats()["received"]
     stack.simulator.script(fault)
     body = client.body(1, PROMPT, num_samples=2, params={"max_tokens": 8})
@@ -142,6 +140,16 @@ def test_what_may_have_run_fails_once_with_the_reason(
         told_category, text = failure_of(connection, request_id)
         assert (told_category, words in text) == (category, True), text
     assert stack.simulator.stats()["received"] == received + 1
+
+
+def test_an_upstream_that_hangs_fails_the_sample_at_the_deadline(tmp_path: Path) -> None:
+    """A15"""
+    with running_stack(tmp_path, *FLAGS, "--read-timeout", "2") as stack, closing(connect_to(stack.gateway, 0)) as one:
+        client = Client(one, stack.model)
+        stack.simulator.script(fault("hang"))
+        category, text = failure_of(one, submit(one, client.body(1, PROMPT))["request_id"])
+        assert (category, "no reply in time" in text) == ("server", True), text
+        assert stack.simulator.stats()["received"] == 1
 
 
 def test_an_upstream_that_is_interrupted_too_often_leaves_it_to_the_sdk(
@@ -170,10 +178,10 @@ def test_while_no_upstream_takes_it_polls_say_so_at_every_worker(
 
 def test_an_upstream_that_is_away_is_waited_for(tmp_path: Path) -> None:
     """D8: nobody listens at first; samples wait, and are told so at both workers."""
-    with running_stack(tmp_path, *FLAGS) as stack:
+    with running_stack(tmp_path, *FLAGS, simulator_flags=["--port", str(lasting_port())]) as stack:
         first, second = connect_to(stack.gateway, 0), connect_to(stack.gateway, 1)
         client = Client(first, stack.model)
-        port = stack.simulator.url.rpartition(":")[2]
+        port = stack.simulator.port
         stack.simulator.process.kill()
         body = client.body(1, PROMPT)
         request_id = submit(first, body)["request_id"]
@@ -212,7 +220,7 @@ class TestTwoUpstreams:
 
     @pytest.fixture
     def pair(self, tmp_path: Path, other: Simulator) -> Iterator[Stack]:
-        with running_stack(tmp_path, *FLAGS, "--read-timeout", "60", "--upstream", other.url) as stack:
+        with running_stack(tmp_path, *FLAGS, "--upstream", other.url) as stack:
             yield stack
 
     def test_one_that_is_broken_costs_no_sample(self, pair: Stack, other: Simulator) -> None:
@@ -239,7 +247,11 @@ class TestTwoUpstreams:
         bodies = [client.body(seq_id, PROMPT) for seq_id in range(8)]
         with pair.simulator.holding():
             request_ids = [submit(connection, body)["request_id"] for body in bodies]
-            eventually(lambda: other.stats()["in_flight"] + pair.simulator.stats()["in_flight"] == 8, "8 generations")
+            eventually(
+                lambda: other.stats()["in_flight"] + pair.simulator.stats()["in_flight"],
+                "8 generations",
+                until=lambda seen: seen == 8,
+            )
             assert other.stats()["in_flight"]
             other.script({"kind": "drain"})
         for request_id, body in zip(request_ids, bodies, strict=True):

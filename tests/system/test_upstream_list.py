@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.integration.gateway_process import eventually
 from tests.redis_server import RedisServer
 from tests.system.fleet import Fleet, executions, follows, told_upstreams, upstreams_command
 from tests.system.http_calls import call
 from tests.system.outcomes import accepted, result_of
 from tests.system.pinned import Client, submit
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.system.http_calls import Connection
     from tests.system.stack import Gateway, Simulator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.slow
 
 MODEL: Final = "sim/tiny"
 PROMPT: Final = [71, 72, 73]

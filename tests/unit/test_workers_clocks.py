@@ -17,7 +17,8 @@ from shared.core.record import Claim
 from shared.counters import Counters
 from shared.store.base import StoreRefused, StoreUnavailable
 from shared.store.memory import MemoryServer, MemoryStore
-from tests.worker_bench import AWAY, OWNER, until
+from tests.waiting import until
+from tests.worker_bench import AWAY, OWNER
 from workers import clocks as module
 from workers.clocks import DeliveryClocks
 from workers.settlements import Settlements

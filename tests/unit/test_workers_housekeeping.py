@@ -15,7 +15,8 @@ from shared.core.record import Claim
 from shared.core.upstream_list import PUBLISHED, UpstreamList
 from shared.store.base import StoreFull, StoreUnavailable
 from shared.store.refill import REFILL_S
-from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, SESSION_ID, WorkerBench, engines_of, session, until
+from tests.waiting import until
+from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, SESSION_ID, WorkerBench, engines_of, session
 from workers import housekeeping as module
 from workers.clocks import DeliveryClocks
 from workers.control import cancel_message, finish_message

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.worker_bench import until
+from tests.waiting import until
 from workers import loop_lag
 from workers.loop_lag import LoopLag
 

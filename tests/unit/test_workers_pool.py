@@ -12,7 +12,7 @@ from shared.clock import ManualClock
 from shared.core.errors import NotFound, Overloaded
 from shared.core.faults import BreakKind, Fault, FaultClass, classify_break
 from shared.core.model import ModelRef
-from tests.worker_bench import until
+from tests.waiting import until
 from workers.models import Catalogue
 from workers.pool import UpstreamPool
 from workers.upstreams import REFUSED_FOR_S

@@ -11,7 +11,8 @@ from shared.clock import ManualClock
 from shared.core.upstream_list import UpstreamList
 from shared.store.base import StoreUnavailable
 from shared.store.memory import MemoryServer, MemoryStore
-from tests.worker_bench import AWAY, until
+from tests.waiting import until
+from tests.worker_bench import AWAY
 from workers import registry as module
 from workers.registry import Registry
 

@@ -15,7 +15,8 @@ from shared.store.base import SessionState
 from shared.store.refill import REFILL_S
 from shared.wire import proto
 from tests.app_bench import API, KEY_A, KEY_B, KEYS, AppBench, asleep, request_id, session_of
-from tests.worker_bench import AWAY, OTHER_OWNER, SESSION_ID, session, until
+from tests.waiting import until
+from tests.worker_bench import AWAY, OTHER_OWNER, SESSION_ID, session
 from workers.http.watch import Connection
 from workers.routes import futures, sampling
 from workers.running import Ending

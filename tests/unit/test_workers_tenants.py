@@ -11,7 +11,7 @@ from shared.config import ApiKey, KeyLimits
 from shared.core.admission import ALONE
 from shared.core.lifecycle import State
 from tests.app_bench import KEY_A, KEY_B, KEYS, AppBench, asleep, request_id, session_of
-from tests.worker_bench import until
+from tests.waiting import until
 from workers.keyring import ANONYMOUS, Caller, Keyring
 from workers.tenants import Tenants
 

@@ -8,9 +8,10 @@ import socket
 import struct
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shared.core.errors import BodyIncomplete
+from tests.waiting import DEADLINE_S, until
 from workers.http.body import read_body
 from workers.http.delivery import deliver, send_whole
 from workers.http.edge import Edge
@@ -19,21 +20,16 @@ from workers.http.server import PublicServer
 from workers.http.watch import connection
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-DEADLINE_S = 10.0
 MIB = 1024 * 1024
 
 
-async def until(condition: Callable[[], Any], what: str) -> None:
-    """Waits until `condition()` is true, letting the loop turn."""
-    loop = asyncio.get_running_loop()
-    end_s = loop.time() + DEADLINE_S
-    while not condition():
-        assert loop.time() < end_s, f"never happened: {what}"
-        await asyncio.sleep(0.002)
+def now_s() -> float:
+    """The loop's time. What a deadline is counted from is not earlier, however long the test is held up after it."""
+    return asyncio.get_running_loop().time()
 
 
 class Application:
@@ -91,9 +87,9 @@ class Served:
     server: PublicServer
     port: int
 
-    def sweep_after(self, seconds: float) -> None:
-        """What the sweep would do `seconds` from now."""
-        self.edge.sweep(asyncio.get_running_loop().time() + seconds)
+    def sweep_after(self, seconds: float, since_s: float | None = None) -> None:
+        """What the sweep would do `seconds` from now, or from `since_s` (the loop's time)."""
+        self.edge.sweep((now_s() if since_s is None else since_s) + seconds)
 
     async def connect(self) -> Client:
         sock = socket.socket()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.worker_bench import until
+from tests.waiting import until
 from workers.http.accepting import Acceptor
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from tests.integration.http.edge_server import MIB, request, serving, status_of, until
+from tests.integration.http.edge_server import MIB, request, serving, status_of
+from tests.waiting import DEADLINE_S, until
 from workers.http.watch import connection
 
 
@@ -131,7 +132,7 @@ async def test_stopping_answers_what_is_in_flight() -> None:
             lambda: len(served.app.scopes) == 2 and len(served.edge.open) == 4 and served.edge.arriving,
             "all are connected",
         )
-        stopping = asyncio.create_task(served.server.stop(5.0))
+        stopping = asyncio.create_task(served.server.stop(DEADLINE_S))
         await until(lambda: served.edge.draining, "stopping")
         # Accepted before, says what it wants only now.
         await late.send(request("POST", "/echo", b"late"))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.integration.http.edge_server import refusal_in, request, serving, status_of, until
+from tests.integration.http.edge_server import refusal_in, request, serving, status_of
+from tests.waiting import until
 from workers.http.limits import HttpLimits
 
 if TYPE_CHECKING:

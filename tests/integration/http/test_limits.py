@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.integration.http.edge_server import MIB, Served, refusal_in, request, serving, status_of, until
+from tests.integration.http.edge_server import MIB, Served, now_s, refusal_in, request, serving, status_of
+from tests.waiting import until
 from workers.http.limits import HttpLimits
 from workers.http.protocol import GatewayProtocol
 
@@ -137,11 +138,12 @@ async def test_an_interim_reply_is_for_those_who_know_what_it_is(version: str, i
 async def test_half_sent_heads(half: bytes) -> None:
     """B16"""
     async with serving() as served:
+        begun_s = now_s()
         clients = [await served.connect() for _ in range(20)]
         for client in clients:
             await client.send(half)
         await until(lambda: len(served.edge.arriving) == 20, "all have begun")
-        served.sweep_after(29.0)
+        served.sweep_after(29.0, begun_s)
         assert len(served.edge.arriving) == 20
         served.sweep_after(31.0)
         for client in clients:
@@ -153,10 +155,11 @@ async def test_half_sent_heads(half: bytes) -> None:
 async def test_half_sent_body() -> None:
     """B16, B13"""
     async with serving() as served:
+        begun_s = now_s()
         client = await served.connect()
         await client.send(HALF_BODY)
         await until(lambda: served.edge.arriving and served.app.scopes, "the body has begun")
-        served.sweep_after(59.0)
+        served.sweep_after(59.0, begun_s)
         assert len(served.edge.arriving) == 1
         served.sweep_after(120.0)
         assert refusal_in(await client.read_to_end())[0] == 408
@@ -168,12 +171,13 @@ async def test_half_sent_body() -> None:
 async def test_a_body_at_a_fair_rate_has_time() -> None:
     """10 MiB in 200 s is above 64 KiB/s only because of the first minute: it may go on, a slower one not."""
     async with serving() as served:
+        begun_s = now_s()
         client = await served.connect()
         await client.send(b"POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (11 * MIB))
         await client.send(bytes(10 * MIB))
         await until(lambda: served.edge.arriving, "the body has begun")
         await until(lambda: [each._body_bytes for each in protocols(served)] == [10 * MIB], "10 MiB have come")
-        served.sweep_after(200.0)
+        served.sweep_after(200.0, begun_s)
         assert len(served.edge.arriving) == 1
         served.sweep_after(450.0)
         assert refusal_in(await client.read_to_end())[0] == 408
@@ -203,10 +207,11 @@ async def test_time_in_which_we_do_not_read_is_not_the_clients() -> None:
 async def test_idle_connections_are_closed_by_the_keep_alive_time(said: bytes) -> None:
     """B16"""
     async with serving() as served:
+        begun_s = now_s()
         client = await served.connect()
         await client.send(said)
         await until(lambda: len(served.edge.idle) == 1 and (b"GET" not in said or served.app.scopes), "idle")
-        served.sweep_after(74.0)
+        served.sweep_after(74.0, begun_s)
         assert len(served.edge.idle) == 1
         served.sweep_after(76.0)
         await client.read_to_end()
@@ -243,9 +248,10 @@ async def test_a_reader_that_does_not_read_is_cut(headers: tuple[str, ...]) -> N
     """B16: a large reply is not kept for ever, and was not delivered."""
     async with serving() as served:
         client = await served.connect()
+        begun_s = now_s()
         await client.send(request("GET", "/big", b"", *headers))
         await until(lambda: served.edge.unread, "the reply waits")
-        served.sweep_after(59.0)
+        served.sweep_after(59.0, begun_s)
         assert not served.app.delivered
         served.sweep_after(61.0)
         await until(lambda: served.app.delivered == [False] and not served.edge.open, "cut")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.integration.http.edge_server import DEADLINE_S, MIB, Served, refusal_in, request, serving, until
+from tests.integration.http.edge_server import DEADLINE_S, MIB, Served, refusal_in, request, serving
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

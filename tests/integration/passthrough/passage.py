@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.app_bench import AppBench
-from tests.integration.http.edge_server import Client, Served, serving_app, until
+from tests.integration.http.edge_server import Client, Served, serving_app
 from tests.integration.passthrough.raw_upstream import RawUpstream, raw_upstream, soon
+from tests.waiting import until
 from workers.connector import make_session, make_training_session
 from workers.engines import Engines
 from workers.trainer import Trainer
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
     from workers.http.limits import HttpLimits
 
-# At 2 ms each: long after any pair of loopback sockets has moved what it can.
-_STILL_LOOKS: Final = 150
+# At 1 ms each: long after any pair of loopback sockets has moved what it can.
+_STILL_LOOKS: Final = 300
 
 
 @dataclass

@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.waiting import DEADLINE_S
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     Handler = Callable[["Exchange"], Awaitable[None]]
 
-DEADLINE_S: Final = 30.0
 OK: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
 

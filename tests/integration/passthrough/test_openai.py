@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from shared.config import ApiKey, KeyLimits
-from tests.integration.http.edge_server import until
 from tests.integration.passthrough.passage import OpenAiPassage, asking, body_of, head_of, openai_passage
 from tests.integration.passthrough.raw_upstream import Exchange, reply, soon
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.integration.http.edge_server import MIB, Client, until
+from tests.integration.http.edge_server import MIB, Client
 from tests.integration.passthrough.passage import Passage, asking, body_of, head_of, stands_still, training_passage
 from tests.integration.passthrough.raw_upstream import OK, Exchange, reply, soon
+from tests.waiting import until
 from workers.http.limits import HttpLimits
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ async def test_an_early_reply_ends_the_upload(passage: Passage) -> None:
 async def test_an_upload_has_no_total_deadline_but_must_move() -> None:
     """B16: a body may take as long as its bytes do at the least rate; the upstream's own time is not counted."""
     go_on = asyncio.Event()
-    limits = HttpLimits(head_s=0.5, body_grace_s=1.0, least_bytes_per_s=1024)
+    limits = HttpLimits(least_bytes_per_s=1024)
 
     async def wait(exchange: Exchange) -> None:
         await go_on.wait()

@@ -12,9 +12,9 @@ import pytest
 from shared.config import ApiKey, KeyLimits
 from shared.core import ids, trainer_ids
 from tests.app_bench import API, KEY_A, KEY_B, KEYS, Answered
-from tests.integration.http.edge_server import until
 from tests.integration.passthrough.passage import Passage, asking, body_of, head_of, training_passage
 from tests.integration.passthrough.raw_upstream import Exchange, reply, soon
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -21,7 +21,8 @@ from shared.core.model import ModelRef
 from shared.core.record import Claim
 from shared.counters import Counters
 from shared.store.memory import MemoryServer, MemoryStore
-from tests.worker_bench import AWAY, session, spec, until
+from tests.waiting import until
+from tests.worker_bench import AWAY, session, spec
 from workers import adapter_loading, adapters
 from workers.adapter_loading import AdapterLoader, lock_name
 from workers.adapters import Adapters

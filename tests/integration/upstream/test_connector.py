@@ -21,7 +21,7 @@ from gateway.simulator.simulator import Simulator
 from shared.clock import SystemClock
 from shared.config import Settings
 from shared.core import ports
-from tests.worker_bench import until
+from tests.waiting import until
 from workers.connector import BoundSocketFactory, connection_limits, make_client, make_probe_session, make_session
 from workers.forwarder import Forwarder
 from workers.upstreams import Upstream

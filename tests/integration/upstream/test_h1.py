@@ -12,7 +12,7 @@ import pytest
 
 from shared.config import Settings
 from shared.core.faults import BreakKind
-from tests.worker_bench import until
+from tests.waiting import until
 from workers.connector import make_client
 from workers.h1.dial import Origin
 from workers.h1.exchange import Broken, Exchange, Reply

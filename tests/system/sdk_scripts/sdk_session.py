@@ -15,7 +15,7 @@ from typing import Any
 import tinker
 from tinker import types
 
-RESULT_S = 90.0
+RESULT_S = 150.0
 
 
 class KeptWarnings(logging.Handler):

@@ -1,0 +1,27 @@
+"""The processes' own words under a test that failed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import started
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    started.forget_ended()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections.extend((f"log of {name}", text) for name, text in started.logs())
+    return report

@@ -1,0 +1,32 @@
+"""What the tests of stores on real servers say and do alike."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from shared.core.record import Claim
+from shared.store.base import StoreError
+from tests.waiting import DEADLINE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+OWNER: Final = "owner-0000000000"
+CLAIM: Final = Claim(OWNER, 1, 1, bytes(16))
+TTL_S: Final = 3600.0
+_PAUSE_S: Final = 0.005
+
+T = TypeVar("T")
+
+
+async def in_the_end(call: Callable[[], Awaitable[T]]) -> T:
+    """What a worker does: once more, until the store takes it. Raises what it said last when it never is."""
+    end_s = asyncio.get_running_loop().time() + DEADLINE_S
+    while True:
+        try:
+            return await call()
+        except StoreError:
+            if asyncio.get_running_loop().time() > end_s:
+                raise
+            await asyncio.sleep(_PAUSE_S)
