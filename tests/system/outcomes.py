@@ -9,6 +9,8 @@ from tests.system.pinned import poll
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from tests.system.http_calls import Connection, Reply
     from tests.system.pinned import Client
 
@@ -46,6 +48,25 @@ def failure_of(connection: Connection, request_id: str) -> tuple[str, str]:
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json"), reply
     told = reply.json()
     return told["category"], told["error"]
+
+
+def completions(
+    connection: Connection, client: Client, wanted: Set[str], cursor: int = 0
+) -> tuple[dict[str, str], int]:
+    """Wait until the session poll has told of all `wanted`: request id -> state, and the cursor. Fetches nothing."""
+    told: dict[str, str] = {}
+    target = {"type": "sampling_session", "sampling_session_id": client.sampling_session_id, "cloned_sampler_id": 0}
+
+    def look() -> dict[str, str]:
+        nonlocal cursor
+        reply = connection.post("/api/v1/retrieve_futures", {"target": target, "prev_cursor": cursor, "timeout": 1.0})
+        assert reply.status == 200, reply
+        told.update((entry["request_id"], entry["state"]) for entry in reply.json()["completions"])
+        cursor = reply.json()["cursor"]
+        return told
+
+    eventually(look, f"{len(wanted)} completions", until=lambda told: told.keys() >= wanted)
+    return told, cursor
 
 
 def says_it_waits(connection: Connection, request_id: str) -> None:

@@ -16,7 +16,6 @@ from tests.system.stack import lasting_port
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.system.http_calls import Connection
@@ -42,12 +41,6 @@ class AdapterClient(Client):
 
     def asked(self, ordinal: int) -> dict[str, Any]:
         return {"session_id": self.session_id, "sampling_session_seq_id": ordinal, "model_path": self.path}
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, redis_url: str) -> Iterator[Fleet]:
-    with Fleet(tmp_path, redis_url) as made:
-        yield made
 
 
 def write_adapter(directory: Path, checkpoint: str) -> Path:

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.slow
 ALICE: Final = "tml-alice-key-of-the-any-worker-tests"
 BOB: Final = "tml-bob-key-of-the-any-worker-tests"
 PROMPT: Final = [11, 12, 13]
-# Short enough to be waited for; still far longer than a poll takes.
-RETRIEVED_TTL_S: Final = 1
 
 
 @pytest.fixture(scope="module")
@@ -33,35 +31,20 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("any-worker")
     keys = directory / "keys.toml"
     keys.write_text(new_entry("alice", ALICE, NO_LIMITS) + new_entry("bob", BOB, NO_LIMITS))
-    flags = ["--api-keys-file", str(keys), "--retrieved-ttl", str(RETRIEVED_TTL_S), "--poll-timeout", "5"]
+    flags = ["--api-keys-file", str(keys), "--poll-timeout", "5"]
     with running_stack(directory, *flags) as stack:
         yield stack
+
+
+@pytest.fixture(scope="module")
+def key() -> str:
+    """That of the connections."""
+    return ALICE
 
 
 @pytest.fixture(autouse=True)
 def well_behaved(stack: Stack) -> None:
     stack.simulator.script()
-
-
-@pytest.fixture(scope="module")
-def first(stack: Stack) -> Iterator[Connection]:
-    """Alice's connection to worker 0."""
-    connection = connect_to(stack.gateway, 0, ALICE)
-    yield connection
-    connection.close()
-
-
-@pytest.fixture(scope="module")
-def second(stack: Stack) -> Iterator[Connection]:
-    """Alice's connection to worker 1."""
-    connection = connect_to(stack.gateway, 1, ALICE)
-    yield connection
-    connection.close()
-
-
-@pytest.fixture
-def client(stack: Stack, first: Connection) -> Client:
-    return Client(first, stack.model)
 
 
 def test_a_result_is_retrieved_from_the_worker_that_did_not_run_it(
@@ -84,48 +67,6 @@ def test_a_held_poll_on_the_other_worker_is_woken_by_the_result(
     reply = second.receive()
     assert reply.status == 200
     check_payload(reply.body, client.model, body)
-
-
-@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "at the same moment"])
-def test_an_abandoned_poll_delivers_nothing(
-    stack: Stack, client: Client, first: Connection, second: Connection, noticed: bool
-) -> None:
-    """A2: the retrieved clock does not start for a client that had gone before the result landed."""
-    body = client.body(1, PROMPT)
-    seen = stack.gateway.status()["counters"]
-    leaver = connect_to(stack.gateway, 0, ALICE)
-    with stack.simulator.holding():
-        request_id = submit(first, body)["request_id"]
-        stack.simulator.runs(1)
-        send_poll(leaver, request_id)
-        stack.gateway.counter_reaches("polls", seen["polls"] + 1)
-        leaver.close()
-        if noticed:
-            stack.gateway.counter_reaches("polls_abandoned", seen["polls_abandoned"] + 1)
-    retrieved_ttl_passes(client, first, second)
-    result_of(second, request_id, client, body)
-
-
-def test_a_poll_that_is_given_up_as_it_arrives_delivers_nothing(
-    stack: Stack, client: Client, first: Connection, second: Connection
-) -> None:
-    """A2: the result is there at once, the client is not any more."""
-    body = client.body(1, PROMPT)
-    completed = stack.gateway.counter("completed")
-    request_id = submit(first, body)["request_id"]
-    stack.gateway.counter_reaches("completed", completed + 1)
-    leaver = connect_to(stack.gateway, 0, ALICE)
-    leaver.hold_back()
-    send_poll(leaver, request_id)
-    leaver.close()
-    retrieved_ttl_passes(client, first, second)
-    result_of(second, request_id, client, body)
-
-
-def retrieved_ttl_passes(client: Client, first: Connection, second: Connection) -> None:
-    """Until a result that is delivered now is gone."""
-    control_id = submit(first, client.body(2, PROMPT))["request_id"]
-    eventually(lambda: poll(second, control_id).status == 410, "the delivered result to expire")
 
 
 def test_a_submission_whose_reply_was_lost_is_the_same_sample_elsewhere(
@@ -377,17 +318,6 @@ def test_a_finish_ends_what_runs_on_every_worker(
         assert settled(connection, request_id).status == 410
         assert connection.post("/api/v1/session_heartbeat", {"session_id": client.session_id}).status == 410
         assert connection.post("/api/v1/asample", client.body(99, PROMPT)).status in (404, 410)
-
-
-def test_a_retrieved_result_goes_after_its_ttl_and_not_before_a_poll(
-    client: Client, first: Connection, second: Connection
-) -> None:
-    """Invariant 4: the clock starts with the delivery; reading again extends nothing."""
-    body = client.body(40, PROMPT)
-    request_id = submit(first, body)["request_id"]
-    result_of(first, request_id, client, body)
-    result_of(second, request_id, client, body)
-    eventually(lambda: poll(second, request_id).status == 410, "the retrieved result to expire")
 
 
 def test_each_worker_speaks_to_the_upstream_from_its_own_address(

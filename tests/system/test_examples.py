@@ -18,7 +18,7 @@ from tests.system.sdk_env import InstallError, SdkEnv, cookbook_env
 from tests.system.sdk_run import API_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.system.stack import Gateway
 
@@ -27,12 +27,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.sdk, pytest.mark.timeout(300)]
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
 MODEL: Final = "sim/tiny"
 STEPS, PROMPTS, GROUP = 3, 8, 2
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, redis_url: str) -> Iterator[Fleet]:
-    with Fleet(tmp_path, redis_url) as made:
-        yield made
 
 
 def run_example(name: str, sdk: SdkEnv, host: Gateway, directory: Path, *arguments: str) -> str:

@@ -12,13 +12,13 @@ import hiredis
 import pytest
 
 from tests.redis_server import RedisServer
-from tests.system.outcomes import accepted, failure_of, result_of, settled
+from tests.system.outcomes import accepted, completions, failure_of, result_of, settled
 from tests.system.pinned import Client, connect_to, poll, send_poll, submit
 from tests.system.stack import WORKERS, running_stack
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Set
+    from collections.abc import Iterator
 
     from tests.system.http_calls import Connection, Reply
     from tests.system.stack import Stack
@@ -82,20 +82,6 @@ def operator(redis: RedisServer) -> Iterator[Operator]:
     operator = Operator(redis)
     yield operator
     operator.close()
-
-
-@pytest.fixture(scope="module")
-def first(stack: Stack) -> Iterator[Connection]:
-    connection = connect_to(stack.gateway, 0)
-    yield connection
-    connection.close()
-
-
-@pytest.fixture(scope="module")
-def second(stack: Stack) -> Iterator[Connection]:
-    connection = connect_to(stack.gateway, 1)
-    yield connection
-    connection.close()
 
 
 @pytest.fixture
@@ -259,9 +245,8 @@ def test_a_redis_that_restarts_with_its_data_has_lost_nothing(
 ) -> None:
     """C3"""
     unread = client.body(SAMPLES, PROMPT)
-    completed = stack.gateway.counter("completed")
     request_id = submit(first, unread)["request_id"]
-    stack.gateway.counter_reaches("completed", completed + 1)
+    completions(second, client, {request_id})
     with stack.simulator.holding():
         running = Running(stack, client, first, second)
         redis.restart(keep_data=True)
@@ -273,10 +258,8 @@ def test_a_redis_that_restarts_empty_is_told_what_runs_and_what_is_lost(
     stack: Stack, redis: RedisServer, client: Client, first: Connection, second: Connection
 ) -> None:
     """C3, C7: to who polls per sample, and to who polls per session with the cursor of before."""
-    completed = stack.gateway.counter("completed")
     lost_id = submit(first, client.body(SAMPLES, PROMPT))["request_id"]
-    stack.gateway.counter_reaches("completed", completed + 1)
-    cursor = _page(second, client, 0)["cursor"]
+    _, cursor = completions(second, client, {lost_id})
     with stack.simulator.holding():
         running = Running(stack, client, first, second)
         redis.restart()
@@ -284,7 +267,7 @@ def test_a_redis_that_restarts_empty_is_told_what_runs_and_what_is_lost(
     running.all_succeed(second)
     # Others may be told of as failed besides: whatever could have been submitted and is not known any more.
     expected = {lost_id: "failed", **{running.request_id(seq_id): "finished" for seq_id in range(SAMPLES)}}
-    told = _completions(second, client, cursor, expected.keys())
+    told, _ = completions(second, client, expected.keys(), cursor)
     assert {request_id: told[request_id] for request_id in expected} == expected
     body = client.body(SAMPLES + 1, PROMPT)
     result_of(first, accepted(second, body)["request_id"], client, body)
@@ -304,25 +287,3 @@ def test_a_redis_that_is_emptied_under_way_is_told_what_runs_before_anybody_hear
         for connection, _ in polls:
             connection.close()
     running.all_succeed(second)
-
-
-def _page(connection: Connection, client: Client, cursor: int) -> dict[str, Any]:
-    target = {"type": "sampling_session", "sampling_session_id": client.sampling_session_id, "cloned_sampler_id": 0}
-    reply = connection.post("/api/v1/retrieve_futures", {"target": target, "prev_cursor": cursor, "timeout": 1.0})
-    assert reply.status == 200, reply
-    page: dict[str, Any] = reply.json()
-    return page
-
-
-def _completions(connection: Connection, client: Client, cursor: int, wanted: Set[str]) -> dict[str, str]:
-    told: dict[str, str] = {}
-
-    def look() -> bool:
-        nonlocal cursor
-        page = _page(connection, client, cursor)
-        told.update((entry["request_id"], entry["state"]) for entry in page["completions"])
-        cursor = page["cursor"]
-        return told.keys() >= wanted
-
-    eventually(look, "all completions")
-    return told

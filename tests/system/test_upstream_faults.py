@@ -46,25 +46,6 @@ def never_twice_at_once(request: pytest.FixtureRequest) -> Iterator[None]:
         assert stack.simulator.stats()["concurrent_duplicates"] == 0
 
 
-@pytest.fixture(scope="module")
-def first(stack: Stack) -> Iterator[Connection]:
-    connection = connect_to(stack.gateway, 0)
-    yield connection
-    connection.close()
-
-
-@pytest.fixture(scope="module")
-def second(stack: Stack) -> Iterator[Connection]:
-    connection = connect_to(stack.gateway, 1)
-    yield connection
-    connection.close()
-
-
-@pytest.fixture
-def client(stack: Stack, first: Connection) -> Client:
-    return Client(first, stack.model)
-
-
 def fault(kind: str, times: int | None = 1, **options: Any) -> dict[str, Any]:
     return {"kind": kind, **options} | ({"next": times} if times is not None else {})
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.redis_server import RedisServer
 from tests.system.fleet import Fleet, executions, follows, told_upstreams, upstreams_command
 from tests.system.http_calls import call
 from tests.system.outcomes import accepted, result_of
@@ -16,9 +15,7 @@ from tests.system.pinned import Client, submit
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
+    from tests.redis_server import RedisServer
     from tests.system.http_calls import Connection
     from tests.system.stack import Gateway, Simulator
 
@@ -27,19 +24,6 @@ pytestmark = pytest.mark.slow
 MODEL: Final = "sim/tiny"
 PROMPT: Final = [71, 72, 73]
 SAMPLES: Final = 24
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    server = RedisServer()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, redis: RedisServer) -> Iterator[Fleet]:
-    with Fleet(tmp_path, redis.url) as made:
-        yield made
 
 
 class Samples:
