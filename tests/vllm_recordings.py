@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shared.core.model import SampleSpec, SamplingParams
-from shared.wire.vllm import UpstreamCall
+from shared.wire.vllm import UpstreamCall, UpstreamProtocol
 
 _FOLDER: Final = Path(__file__).parent / "data" / "vllm"
 NAMES: Final = sorted(path.stem for path in _FOLDER.glob("*.json"))
@@ -24,23 +24,38 @@ class Recording:
     body: bytes
 
     @property
+    def protocol(self) -> UpstreamProtocol:
+        generates = self.path == UpstreamProtocol.GENERATE.path
+        return UpstreamProtocol.GENERATE if generates else UpstreamProtocol.COMPLETIONS
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Where the sampling parameters are."""
+        params: dict[str, Any] = self.asked.get("sampling_params", self.asked)
+        return params
+
+    @property
     def spec(self) -> SampleSpec:
         """What a client must have asked for to get this request sent."""
-        prompt = self.asked["prompt"]
-        scores = self.asked.get("prompt_logprobs")
+        generates = self.protocol is UpstreamProtocol.GENERATE
+        prompt = self.asked["token_ids" if generates else "prompt"]
+        scores = self.params.get("prompt_logprobs")
+        topk = self.params.get("logprobs") or 0
         return SampleSpec(
             ",".join(map(str, prompt)).encode(),
             len(prompt),
-            self.asked.get("n", 1),
+            self.params.get("n", 1),
             SamplingParams(),
             prompt_logprobs=scores is not None,
             topk_prompt_logprobs=scores or 0,
-            topk_sample_logprobs=self.asked.get("logprobs") or 0,
+            # A generation counts the sampled token as one of them.
+            topk_sample_logprobs=max(topk - 1, 0) if generates else topk,
         )
 
     @property
     def call(self) -> UpstreamCall:
-        return UpstreamCall(b"", self.asked.get("n", 1), self.asked.get("prompt_logprobs") is not None)
+        scores = self.params.get("prompt_logprobs") is not None
+        return UpstreamCall(b"", self.params.get("n", 1), scores, self.protocol)
 
 
 def recording(name: str) -> Recording:

@@ -1,6 +1,15 @@
-"""vLLM's `/v1/completions`: how a sample is asked (`vllm_request.py`) and how the answer is read (`vllm_reply.py`)."""
+"""vLLM's endpoints: how a sample is asked (`vllm_request.py`) and how the answer is read (`vllm_reply.py`)."""
 
 from shared.wire.vllm_reply import Decoded, combine, decode_reply
-from shared.wire.vllm_request import PATH, UpstreamCall, plan_calls, room
+from shared.wire.vllm_request import UpstreamCall, UpstreamProtocol, beyond_completions, plan_calls, room
 
-__all__ = ["PATH", "Decoded", "UpstreamCall", "combine", "decode_reply", "plan_calls", "room"]
+__all__ = [
+    "Decoded",
+    "UpstreamCall",
+    "UpstreamProtocol",
+    "beyond_completions",
+    "combine",
+    "decode_reply",
+    "plan_calls",
+    "room",
+]

@@ -1,20 +1,28 @@
-"""A sample as vLLM's `/v1/completions` wants it asked, token in and token out.
+"""A sample as vLLM wants it asked, token in and token out, at either of its two endpoints.
 
 What the requests look like, and why (docs/upstream.md has the evidence):
 
-- `logprobs: 0` is the sampled token's alone: 67 bytes a token instead of 117 and more. `return_token_ids` gives
-  integers; with a top-k, `return_tokens_as_token_ids` keeps its keys apart, which as text would collapse.
+- `logprobs: 0` is the sampled token's alone: of a completion 67 bytes a token instead of 117 and more.
 - Every sampling parameter is sent. One that is left out takes the model's own default (generation_config.json), which
   the SDK's user has not asked for.
-- `max_tokens` is always sent: vLLM reads its absence as 16, the SDK's user means "as much as fits".
+- `max_tokens` is always sent: completions read its absence as 16, the SDK's user means "as much as fits".
 - Greedy sampling of n sequences is refused by vLLM; it is one sequence, n times.
-- Prompt logprobs are repeated in every choice, so with n > 1 they are asked for apart, once.
+
+`/v1/completions`: `return_token_ids` gives integers; with a top-k, `return_tokens_as_token_ids` keeps its keys apart,
+which as text would collapse.
+
+`/inference/v1/generate`: ids are integers anyway, and there is no bound on stop strings. Its `logprobs: k` counts the
+sampled token as one of the k, so the k best need one more.
+
+Prompt logprobs of several sequences are asked for apart, once: completions repeat them in every choice, and behind
+either endpoint each choice computes them anew, with a full prefill of its own.
 
 The prompt is spliced in as bytes, never as a list of integers.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -25,15 +33,42 @@ from shared.core.frozen import Frozen
 if TYPE_CHECKING:
     from shared.core.model import SampleSpec
 
-PATH: Final = "/v1/completions"
+# Of /v1/completions; a longer list is a 400 there.
+MAX_COMPLETION_STOPS: Final = 4
+
+
+class UpstreamProtocol(Enum):
+    """How a sample is asked for; the names are those of `--upstream-protocol`."""
+
+    COMPLETIONS = "completions"
+    GENERATE = "generate"
+
+    @property
+    def path(self) -> str:
+        return _PATHS[self]
+
+
+_PATHS: Final = {
+    UpstreamProtocol.COMPLETIONS: "/v1/completions",
+    UpstreamProtocol.GENERATE: "/inference/v1/generate",
+}
 
 
 class UpstreamCall(Frozen, frozen=True):
-    """One POST to `PATH`, of an attempt. `sequences`: how many of its choices are kept; `scores`: the prompt's too."""
+    """One POST of an attempt. `sequences`: how many of its choices are kept; `scores`: the prompt's too."""
 
     body: bytes
     sequences: int
     scores: bool
+    protocol: UpstreamProtocol = UpstreamProtocol.COMPLETIONS
+
+
+def beyond_completions(spec: SampleSpec) -> str | None:
+    """What of this sample cannot be asked of `/v1/completions`, as the start of a sentence; None where all can."""
+    stop = spec.params.stop
+    if stop and isinstance(stop[0], str) and len(stop) > MAX_COMPLETION_STOPS:
+        return f"stop has {len(stop)} strings, the upstream's /v1/completions takes at most {MAX_COMPLETION_STOPS}"
+    return None
 
 
 def room(spec: SampleSpec, context_tokens: int | None) -> int:
@@ -55,14 +90,25 @@ def room(spec: SampleSpec, context_tokens: int | None) -> int:
     return left if wanted is None else min(wanted, left)
 
 
-def plan_calls(spec: SampleSpec, model: str, context_tokens: int | None) -> list[UpstreamCall]:
-    """The requests of one attempt, the prompt's scores first where they are asked apart. Raises as `room` does."""
+def plan_calls(
+    spec: SampleSpec,
+    model: str,
+    context_tokens: int | None,
+    protocol: UpstreamProtocol = UpstreamProtocol.COMPLETIONS,
+) -> list[UpstreamCall]:
+    """The requests of one attempt, the prompt's scores first where they are asked apart. Raises as `room` does.
+
+    What is `beyond_completions` is for the other protocol only; that is the caller's to see to.
+    """
     max_tokens = room(spec, context_tokens)
     choices = _distinct_choices(spec)
+    build = _BUILDERS[protocol]
     apart = spec.wants_prompt_scores and choices > 1
     together = spec.wants_prompt_scores and not apart
-    calls = [UpstreamCall(_scores_body(spec, model), 0, True)] if apart else []
-    calls.append(UpstreamCall(_sample_body(spec, model, max_tokens, choices, together), choices, together))
+    sample = build(spec, model, _sampling_fields(spec, max_tokens, choices), spec.topk_sample_logprobs, together)
+    calls = [UpstreamCall(sample, choices, together, protocol)]
+    if apart:
+        calls.insert(0, UpstreamCall(build(spec, model, _ONE_TOKEN, 0, True), 0, True, protocol))
     return calls
 
 
@@ -70,50 +116,53 @@ def _distinct_choices(spec: SampleSpec) -> int:
     return 1 if spec.params.temperature == 0.0 else spec.num_samples
 
 
-def _sample_body(spec: SampleSpec, model: str, max_tokens: int, choices: int, scores: bool) -> bytes:
+def _completion_body(spec: SampleSpec, model: str, sampling: dict[str, Any], topk: int, scores: bool) -> bytes:
+    fields = {"model": model, **_NEUTRAL, "return_token_ids": True, **sampling, "logprobs": topk}
+    if topk:
+        fields["return_tokens_as_token_ids"] = True
+    if scores:
+        fields["prompt_logprobs"] = spec.topk_prompt_logprobs
+    return _splice(b'{"prompt":[', spec.prompt, fields)
+
+
+def _generate_body(spec: SampleSpec, model: str, sampling: dict[str, Any], topk: int, scores: bool) -> bytes:
+    params = {**_NEUTRAL, **sampling, "logprobs": topk + 1 if topk else 0}
+    if scores:
+        params["prompt_logprobs"] = spec.topk_prompt_logprobs
+    return _splice(b'{"token_ids":[', spec.prompt, {"model": model, "sampling_params": params})
+
+
+_BUILDERS: Final = {
+    UpstreamProtocol.COMPLETIONS: _completion_body,
+    UpstreamProtocol.GENERATE: _generate_body,
+}
+
+
+def _sampling_fields(spec: SampleSpec, max_tokens: int, choices: int) -> dict[str, Any]:
+    """What both protocols call by the same names."""
     params = spec.params
     fields: dict[str, Any] = {
-        **_fixed(model),
         "max_tokens": max_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k,
         "n": choices,
-        "logprobs": spec.topk_sample_logprobs,
     }
     if params.seed is not None:
         fields["seed"] = params.seed
     fields.update(_stop_fields(spec))
-    if spec.topk_sample_logprobs:
-        fields["return_tokens_as_token_ids"] = True
-    if scores:
-        fields["prompt_logprobs"] = spec.topk_prompt_logprobs
-    return _splice(spec.prompt, fields)
+    return fields
 
 
-def _scores_body(spec: SampleSpec, model: str) -> bytes:
-    fields = {
-        **_fixed(model),
-        "max_tokens": 1,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "n": 1,
-        "logprobs": 0,
-        "prompt_logprobs": spec.topk_prompt_logprobs,
-    }
-    return _splice(spec.prompt, fields)
-
-
-def _fixed(model: str) -> dict[str, Any]:
-    return {
-        "model": model,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "return_token_ids": True,
-    }
+# To have the prompt scored, a token must be sampled.
+_ONE_TOKEN: Final[dict[str, Any]] = {"max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "n": 1}
+# What would change the distribution without having been asked for.
+_NEUTRAL: Final[dict[str, Any]] = {
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 
 def _stop_fields(spec: SampleSpec) -> dict[str, Any]:
@@ -128,5 +177,5 @@ def _stop_fields(spec: SampleSpec) -> dict[str, Any]:
     return {"stop_token_ids": stop}
 
 
-def _splice(prompt: bytes, fields: dict[str, Any]) -> bytes:
-    return b'{"prompt":[' + prompt + b"]," + orjson.dumps(fields)[1:]
+def _splice(opening: bytes, prompt: bytes, fields: dict[str, Any]) -> bytes:
+    return opening + prompt + b"]," + orjson.dumps(fields)[1:]

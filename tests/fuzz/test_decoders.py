@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Looking as often as the profile says; a slow machine is no failure.
 fuzz = settings(deadline=None)
 
-RECORDED: Final = [recording(name) for name in NAMES if recording(name).asked.get("prompt")]
+RECORDED: Final = [one for one in map(recording, NAMES) if one.asked.get("prompt") or one.asked.get("token_ids")]
 SAMPLE: Final = json.dumps(
     {
         "num_samples": 2,

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from shared.core.errors import BadRequest
 from shared.core.model import SampleSpec, SamplingParams
-from shared.wire.vllm import PATH, UpstreamCall, plan_calls, room
+from shared.wire.vllm import UpstreamCall, UpstreamProtocol, beyond_completions, plan_calls, room
 
 SPEC = SampleSpec(b"10,11,12", 3, 1, SamplingParams(max_tokens=4))
 
@@ -30,11 +30,11 @@ def with_params(**params: Any) -> SampleSpec:
 def test_golden_body() -> None:
     """Every sampling parameter is sent: one left out would take the model's own default."""
     (call,) = plan_calls(replace(SPEC, num_samples=2, params=replace(SPEC.params, seed=7)), "tiny", 100)
-    assert (call.sequences, call.scores, PATH) == (2, False, "/v1/completions")
+    assert (call.sequences, call.scores, call.protocol.path) == (2, False, "/v1/completions")
     assert call.body == (
         b'{"prompt":[10,11,12],"model":"tiny","min_p":0.0,"presence_penalty":0.0,"frequency_penalty":0.0,'
         b'"repetition_penalty":1.0,"return_token_ids":true,"max_tokens":4,"temperature":1.0,"top_p":1.0,"top_k":-1,'
-        b'"n":2,"logprobs":0,"seed":7}'
+        b'"n":2,"seed":7,"logprobs":0}'
     )
 
 
@@ -125,3 +125,68 @@ def test_prompt_scores_of_several_are_asked_apart() -> None:
     assert (body["n"], body["max_tokens"], body["prompt_logprobs"]) == (1, 1, 2)
     assert (body["temperature"], body["top_p"], body["top_k"]) == (1.0, 1.0, -1)
     assert "prompt_logprobs" not in asked(sample)
+
+
+# -- /inference/v1/generate -------------------------------------------------------------------------------------------
+
+
+def generated(spec: SampleSpec, context_tokens: int | None = 100) -> dict[str, Any]:
+    (call,) = plan_calls(spec, "tiny", context_tokens, UpstreamProtocol.GENERATE)
+    return asked(call)
+
+
+def test_golden_generation() -> None:
+    """The same parameters under the same names, beside the prompt's ids."""
+    spec = replace(SPEC, num_samples=2, params=replace(SPEC.params, seed=7))
+    (call,) = plan_calls(spec, "tiny", 100, UpstreamProtocol.GENERATE)
+    assert (call.sequences, call.scores, call.protocol.path) == (2, False, "/inference/v1/generate")
+    assert call.body == (
+        b'{"token_ids":[10,11,12],"model":"tiny","sampling_params":{"min_p":0.0,"presence_penalty":0.0,'
+        b'"frequency_penalty":0.0,"repetition_penalty":1.0,"max_tokens":4,"temperature":1.0,"top_p":1.0,"top_k":-1,'
+        b'"n":2,"seed":7,"logprobs":0}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"temperature": 0.0}, {"stop": ()}, {"stop": ("a", "b")}, {"stop": (1, 2)}, {"seed": 3}, {"max_tokens": None}],
+    ids=repr,
+)
+def test_both_protocols_sample_alike(params: dict[str, Any]) -> None:
+    """D5, D11, D12"""
+    spec = replace(with_params(**params), num_samples=3)
+    completion, generation = only(spec), generated(spec)
+    assert completion.pop("prompt") == generation["token_ids"]
+    assert completion.pop("model") == generation["model"]
+    assert completion.pop("return_token_ids")
+    assert completion == generation["sampling_params"]
+
+
+@pytest.mark.parametrize(("wanted", "sent"), [(0, 0), (1, 2), (19, 20)])
+def test_topk_of_a_generation_counts_the_sampled_token(wanted: int, sent: int) -> None:
+    assert generated(replace(SPEC, topk_sample_logprobs=wanted))["sampling_params"]["logprobs"] == sent
+
+
+def test_prompt_scores_of_a_generation() -> None:
+    """D15: with one sequence together; with several apart, as each of them would compute them anew."""
+    spec = replace(with_params(temperature=0.5), topk_prompt_logprobs=2)
+    assert generated(spec)["sampling_params"]["prompt_logprobs"] == 2
+    scores, sample = plan_calls(replace(spec, num_samples=4), "tiny", 100, UpstreamProtocol.GENERATE)
+    assert [(call.sequences, call.scores) for call in (scores, sample)] == [(0, True), (4, False)]
+    params = asked(scores)["sampling_params"]
+    assert (params["n"], params["max_tokens"], params["temperature"], params["prompt_logprobs"]) == (1, 1, 1.0, 2)
+    assert "prompt_logprobs" not in asked(sample)["sampling_params"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "beyond"),
+    [(None, False), ((), False), (("a",) * 4, False), (("a",) * 5, True), (tuple(range(50)), False)],
+)
+def test_long_stop_lists_are_beyond_completions(stop: Any, beyond: bool) -> None:
+    """vLLM bounds the stop strings of a completion, and neither token ids nor those of a generation."""
+    spec = with_params(stop=stop)
+    told = beyond_completions(spec)
+    assert (told is not None) is beyond
+    if told is not None:
+        assert "stop has 5 strings" in told
+        assert generated(spec)["sampling_params"]["stop"] == list(stop)

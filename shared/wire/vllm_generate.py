@@ -1,0 +1,80 @@
+"""One choice of an `/inference/v1/generate` reply: ids are integers, logprobs are in an object for each token.
+
+Going through the objects takes three times as long as reading a completion's arrays (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from shared.core.faults import FaultClass
+from shared.wire import document
+from shared.wire.vllm_scores import ReplyError, numbers, token_ids, topk_rows
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shared.core.result import TopK
+    from shared.wire.document import Value
+
+# What vLLM tells in place of NaN and minus infinity, where completions answer 400. No sampled token is that unlikely.
+_CLAMPED: Final = -9999.0
+# Opaque to vLLM and to us; whoever sets them may write anything.
+_VERSION_CHARS: Final = 64
+
+
+class NotComputed(ReplyError):
+    """The model computes NaN. It would again."""
+
+    kind = FaultClass.REFUSED
+
+
+def tokens_told(choice: Value) -> int:
+    """How many tokens it has."""
+    ids = choice.get("token_ids")
+    return len(ids) if ids is not None else 0
+
+
+def sampled(choice: Value) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The sampled tokens and their logprobs. Raises `ReplyError`."""
+    logprobs = numbers([place["logprob"] for place in _content(choice)])
+    if logprobs.min(initial=0.0) <= _CLAMPED:
+        raise NotComputed(f"with the logprob {logprobs.min():g} (the model computes NaN: bad weights or adapter)")
+    return token_ids(choice["token_ids"]), logprobs
+
+
+def sampled_topk(choice: Value, k: int, tokens: int) -> TopK:
+    """The k best at each of the `tokens` places. Raises `ReplyError`."""
+    rows = [document.plain(place["top_logprobs"]) for place in _content(choice)]
+    if len(rows) != tokens or not all(rows):
+        raise ReplyError(f"with {tokens} token ids and {sum(map(bool, rows))} rows of top_logprobs")
+    entries = [entry for row in rows for entry in row]
+    ids = token_ids([entry["token_id"] for entry in entries])
+    return topk_rows(ids, numbers([entry["logprob"] for entry in entries]), [len(row) for row in rows], k)
+
+
+def prompt_rows(reply: Value, first_choice: Value) -> Value:
+    """The rows of `prompt_logprobs`; None when there are none. They are told once, for all choices."""
+    return reply.get("prompt_logprobs")
+
+
+def weight_versions(choice: Value) -> tuple[str, ...]:
+    """The versions of the weights that made its tokens, each once, in their order; empty where it is not told.
+
+    For information only: no generation is thrown away for it.
+    """
+    try:
+        spans = document.plain(choice["weight_versions"])
+        told = [str(span["version"])[:_VERSION_CHARS] for span in spans if span["end"] > span["start"]]
+    except document.UNREADABLE:
+        return ()
+    return tuple(dict.fromkeys(told))
+
+
+def _content(choice: Value) -> Any:
+    scored = choice.get("logprobs")
+    content = scored.get("content") if scored is not None else None
+    if content is None:
+        raise ReplyError("without logprobs")
+    return content
