@@ -13,6 +13,7 @@ from gateway import quantities as q
 from gateway import urls
 from gateway.addresses import parse_source_ips
 from shared.config import MIB
+from shared.core.upstream_protocol import ProtocolChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,10 @@ def _max_connections(text: str) -> int | None:
         return None if text.lower() == "auto" else q.whole(0, 10_000_000)(text)
     except ValueError:
         raise ValueError("give auto, 0 (no limit) or a number of connections") from None
+
+
+def _upstream_protocol(text: str) -> ProtocolChoice:
+    return ProtocolChoice(q.choice(*(choice.value for choice in ProtocolChoice))(text))
 
 
 def _session_poll(text: str) -> bool:
@@ -134,6 +139,15 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "required",
         "Base URL of a vLLM server, or of a router before many, without /v1. Repeat it for several. vLLM needs"
         " --logprobs-mode processed_logprobs for logprobs that heed the temperature.",
+    ),
+    _flag(
+        _UPSTREAM,
+        "upstream-protocol",
+        _upstream_protocol,
+        "completions|generate|auto",
+        "completions",
+        "How upstreams are asked: by /v1/completions, or by /inference/v1/generate (vLLM's --enable-scale-out), which"
+        " takes long stop lists and tells when weights changed under a generation. auto: what each upstream has.",
     ),
     _flag(
         _UPSTREAM,

@@ -70,6 +70,7 @@ class UpstreamStatus(msgspec.Struct, frozen=True):
     wasted_ms: int = 0
     queue: tuple[float, ...] = ()
     latency: tuple[float, ...] = ()
+    protocol: str | None = None  # how it is asked for samples; None while that is not known
 
 
 class Status(msgspec.Struct, tag="status", frozen=True):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from shared.core.upstream_protocol import ProtocolChoice
+
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -48,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     source_ips: tuple[str, ...] = ()
     upstreams: tuple[str, ...] = ()
+    upstream_protocol: ProtocolChoice = ProtocolChoice.COMPLETIONS
     upstream_api_key: str | None = None
     models: tuple[ModelName, ...] = ()
     redis_url: str | None = None

@@ -57,6 +57,7 @@ class Counters:
     http_client_errors: int = 0
     http_server_errors: int = 0
     tokens_sampled: int = 0
+    mixed_weights: int = 0
     openai_requests: int = 0
     training_requests: int = 0
     training_failures: int = 0

@@ -14,6 +14,7 @@ from shared.core.result import LARGEST_RESULT_BYTES
 from shared.wire import proto, vllm
 from workers.running import Ending
 from workers.turns import Turns
+from workers.weight_news import WeightNews
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -72,6 +73,7 @@ class Executor:
         self._mark_paused = mark_paused or _mark_nothing
         self.paused = 0
         self._turns = Turns(_EXCHANGES_PER_TURN)
+        self._weights = WeightNews(counters, clock)
         # One large one at a time: their threads share the interpreter with the loop.
         self._large = asyncio.Lock()
 
@@ -99,8 +101,14 @@ class Executor:
         adapter = running.target.adapter
         if adapter is not None and (fault := await self._place(running, adapter)) is not None:
             return None, fault
-        upstream = self._pool.choose(running.target.upstream_name, avoid, running.key.session_key)
+        beyond = vllm.beyond_completions(running.spec)
+        name, session_key = running.target.upstream_name, running.key.session_key
+        upstream = self._pool.choose(name, avoid, session_key, generates=beyond is not None)
+        if beyond is not None and (fault := self._pool.protocols.unable(upstream, beyond)) is not None:
+            return None, fault
         outcome = await self._attempt(running, upstream, attempt)
+        if isinstance(outcome, Fault) and outcome.generate_missing:
+            outcome = self._pool.protocols.without_generate(upstream, outcome)
         if adapter is not None and isinstance(outcome, Fault) and outcome.model_missing:
             outcome = self._adapters.lost(adapter, upstream, outcome)
         return upstream, outcome
@@ -112,7 +120,8 @@ class Executor:
 
     async def _attempt(self, running: Running, upstream: Upstream, attempt: int) -> bytes | Fault:
         """The encoded result, or why there is none."""
-        calls = vllm.plan_calls(running.spec, running.target.upstream_name, running.target.context_tokens)
+        target = running.target
+        calls = vllm.plan_calls(running.spec, target.upstream_name, target.context_tokens, upstream.protocol)
         decoded: list[vllm.Decoded] = []
         # Those that an upstream has dropped come here all at once.
         await self._turns.take()
@@ -120,13 +129,16 @@ class Executor:
             self._counters.attempts += 1
             upstream.sent += 1
             headers = _headers(running, call, attempt)
-            body = await self._forwarder.post(upstream, upstream.completions_url, call.body, headers)
+            url = upstream.samples_url(call.protocol)
+            body = await self._forwarder.post(upstream, url, call.body, headers)
             if isinstance(body, Fault):
                 return body
             await self._turns.take()
             reply = await self._aside(partial(vllm.decode_reply, call, running.spec, body), len(body))
             if isinstance(reply, Fault):
                 return reply
+            if reply.mixed:
+                self._weights.changed(running, upstream, reply.mixed)
             decoded.append(reply)
         self._pool.completed(upstream)
         return await self._encoded(running, decoded)

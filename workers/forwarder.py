@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply, too_large
+from shared.core.upstream_protocol import UpstreamProtocol
 from workers.h1.dial import Origin
 from workers.h1.exchange import Broken, Exchange
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from shared.clock import Clock
     from shared.wire.document import Body
     from workers.h1.client import UpstreamClient
-    from workers.h1.exchange import Reply
     from workers.upstreams import Upstream
 
 # What no header may hold, and no id of ours holds: a value with it is not sent at all.
@@ -84,9 +84,11 @@ class Forwarder:
         finally:
             upstream.attempts.discard(exchange)
         upstream.accepted()
-        if reply.status == 200:
-            upstream.answered(exchange, self._clock.monotonic_s())
-        return _outcome(reply)
+        if reply.status != 200:
+            protocol = UpstreamProtocol.GENERATE if url is upstream.generate_url else UpstreamProtocol.COMPLETIONS
+            return classify_reply(reply.status, reply.body, reply.headers, protocol)
+        upstream.answered(exchange, self._clock.monotonic_s())
+        return reply.body if reply.whole else too_large()
 
     async def get(self, upstream: Upstream, url: URL, timeout_s: float) -> bytes | Fault:
         """The body of a 200 to a GET, or what went wrong; `timeout_s` covers all of it."""
@@ -99,12 +101,15 @@ class Forwarder:
             self._note_refusal(upstream, getattr(error, "errno", None))
             return fault_of(error, upstream.url)
 
-    async def ask(self, upstream: Upstream, url: URL, body: bytes, timeout_s: float) -> tuple[int, bytes] | Fault:
+    async def ask(
+        self, upstream: Upstream, url: URL, body: bytes, timeout_s: float, request_id: str | None = None
+    ) -> tuple[int, bytes] | Fault:
         """Status and body of whatever is answered to a POST that is no sample; a Fault where nothing is."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
+        headers = {**_CONTENT_TYPE, "X-Request-Id": request_id} if request_id else _CONTENT_TYPE
         try:
             async with self._questions.post(
-                url, data=body, headers=_CONTENT_TYPE, allow_redirects=False, timeout=timeout
+                url, data=body, headers=headers, allow_redirects=False, timeout=timeout
             ) as response:
                 upstream.accepted()
                 return response.status, await _read(response)
@@ -137,13 +142,6 @@ class Forwarder:
 def _head(start: str, headers: Mapping[str, str], body_bytes: int) -> bytes:
     told = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if not _UNFIT.search(value)])
     return f"{start}{told}Content-Length: {body_bytes}\r\n\r\n".encode("latin-1")
-
-
-def _outcome(reply: Reply) -> Body | Fault:
-    """The body of a 200, unless it was too large to be read to its end."""
-    if reply.status != 200:
-        return classify_reply(reply.status, reply.body, reply.headers)
-    return reply.body if reply.whole else too_large()
 
 
 async def _told(response: aiohttp.ClientResponse) -> bytes | Fault:

@@ -8,21 +8,24 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from shared.core.errors import NotFound, Overloaded
+from shared.core.errors import BadRequest, NotFound, Overloaded
 from shared.core.faults import BreakKind, Fault
+from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
+from shared.wire.vllm import beyond_completions
 from workers import upstreams as rules
 from workers.models import Served, decode_listing
+from workers.protocols import Protocols
 from workers.upstream_news import UpstreamNews
-from workers.upstreams import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from shared.channel import UpstreamStatus
     from shared.clock import Clock
-    from shared.core.model import ModelRef
+    from shared.core.model import ModelRef, SampleSpec
     from workers.forwarder import Forwarder
     from workers.models import Catalogue, Target
+    from workers.upstreams import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +43,10 @@ class UpstreamPool:
         catalogue: Catalogue,
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        protocol: ProtocolChoice = ProtocolChoice.COMPLETIONS,
     ) -> None:
-        self._upstreams = [Upstream(url) for url in urls]
+        self.protocols = Protocols(protocol, forwarder)
+        self._upstreams = [self.protocols.upstream(url) for url in urls]
         self._leaving: set[Upstream] = set()
         self.on_broken: Callable[[], None] = _nothing
         self.changed = asyncio.Event()
@@ -56,16 +61,30 @@ class UpstreamPool:
         self._served: dict[Upstream, list[Served]] = {}
         self._serving: dict[str, list[Upstream]] = {}
 
-    def choose(self, model_name: str, avoid: Upstream | None = None, session_key: str = "") -> Upstream:
+    def choose(
+        self, model_name: str, avoid: Upstream | None = None, session_key: str = "", *, generates: bool = False
+    ) -> Upstream:
         """Among those that list `model_name` (an upstream's name): another's 404 would end the client's run.
 
-        `session_key`: what should meet one upstream as often as possible, for its prefix cache.
+        `session_key`: what should meet one upstream as often as possible, for its prefix cache. `generates`: it is for
+        one with /inference/v1/generate, if there is any.
         """
         serving = self._serving.get(model_name, self._upstreams)
+        if generates:
+            serving = [one for one in serving if one.protocol is UpstreamProtocol.GENERATE] or serving
         return rules.choose(serving, self._clock.monotonic_s(), avoid, session_key)
+
+    def require_protocol(self, spec: SampleSpec, model_name: str) -> None:
+        """Raises `BadRequest` for what no upstream with this model can be asked."""
+        beyond = beyond_completions(spec)
+        if beyond is None:
+            return
+        if not any(map(self.protocols.may_generate, self._serving.get(model_name, self._upstreams))):
+            raise BadRequest(self.protocols.refusal(beyond))
 
     def broke(self, upstream: Upstream, why: str = "") -> None:
         """An exchange says that it is broken. It may have moved: `on_broken` is told."""
+        self.protocols.doubt(upstream)
         upstream.failed(self._clock.monotonic_s(), why)
         self.on_broken()
 
@@ -96,7 +115,7 @@ class UpstreamPool:
         if [upstream.url for upstream in before] == list(urls):
             return
         known = {upstream.url: upstream for upstream in (*self._leaving, *before)}
-        self._upstreams = [known.get(url) or Upstream(url) for url in dict.fromkeys(urls)]
+        self._upstreams = [known.get(url) or self.protocols.upstream(url) for url in dict.fromkeys(urls)]
         self._leaving = {upstream for upstream in known.values() if upstream not in self._upstreams}
         self._served = {upstream: told for upstream, told in self._served.items() if upstream in self._upstreams}
         self._take_over()
@@ -194,6 +213,7 @@ class UpstreamPool:
             if reply.upstream_down:
                 self.broke(upstream, reply.message)
             return None
+        await self.protocols.learn(upstream)
         upstream.answered_probe(self._clock.monotonic_s())
         try:
             return decode_listing(reply)

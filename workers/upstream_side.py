@@ -34,7 +34,7 @@ class UpstreamSide:
         self._questions = make_probe_session(settings, config.source_ip)
         forwarder = Forwarder(self._client, self._questions, clock, settings.upstream_api_key)
         catalogue = Catalogue(settings.models, settings.lora_name_template, settings.lora_path)
-        self.pool = UpstreamPool(settings.upstreams, forwarder, catalogue, clock)
+        self.pool = UpstreamPool(settings.upstreams, forwarder, catalogue, clock, protocol=settings.upstream_protocol)
         self.registry = Registry(store, self.pool, settings.upstreams)
         loader = AdapterLoader(self.pool, forwarder, store, counters, config.instance, settings.lora_wait_s)
         self.adapters = Adapters(self.pool, loader, clock, settings.lora_wait_s)

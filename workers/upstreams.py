@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from yarl import URL
 
 from shared.channel import UpstreamStatus
+from shared.core.upstream_protocol import UpstreamProtocol
 from shared.histogram import Histogram
 
 if TYPE_CHECKING:
@@ -59,14 +60,18 @@ class Upstream:
     wasted_s: float = 0.0
     queue: Histogram = field(default_factory=Histogram)
     latency: Histogram = field(default_factory=Histogram)
+    protocol: UpstreamProtocol = UpstreamProtocol.COMPLETIONS
+    protocol_known: bool = True
     completions_url: URL = field(init=False)
+    generate_url: URL = field(init=False)
     models_url: URL = field(init=False)
     load_adapter_url: URL = field(init=False)
     _salt: int = field(init=False)
 
     def __post_init__(self) -> None:
         base = self.url.rstrip("/")
-        self.completions_url = URL(base + "/v1/completions")
+        self.completions_url = URL(base + UpstreamProtocol.COMPLETIONS.path)
+        self.generate_url = URL(base + UpstreamProtocol.GENERATE.path)
         self.models_url = URL(base + "/v1/models")
         self.load_adapter_url = URL(base + "/v1/load_lora_adapter")
         self._salt = int.from_bytes(blake2b(base.encode(), digest_size=8).digest(), "big") | 1
@@ -74,6 +79,9 @@ class Upstream:
     @property
     def in_flight(self) -> int:
         return len(self.attempts)
+
+    def samples_url(self, protocol: UpstreamProtocol) -> URL:
+        return self.generate_url if protocol is UpstreamProtocol.GENERATE else self.completions_url
 
     def answered(self, exchange: Exchange, now_s: float) -> None:
         """With the whole body of a 200."""
@@ -144,6 +152,7 @@ class Upstream:
             wasted_ms=int(self.wasted_s * 1000),
             queue=self.queue.snapshot(),
             latency=self.latency.snapshot(),
+            protocol=self.protocol.value if self.protocol_known else None,
         )
 
     def attraction(self, session: int) -> int:

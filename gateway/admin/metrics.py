@@ -56,6 +56,7 @@ _HELP: Final = {
     "results_late": "Results dropped because their sample had ended otherwise",
     "result_bytes": "Bytes of results written to Redis",
     "tokens_sampled": "Tokens in results",
+    "mixed_weights": "Sequences in whose middle the upstream's weights changed",
     "upstream_attempts": "Requests sent upstream",
     "upstream_faults": "Upstream attempts that failed, by what may be done about it",
     "http_requests": "Requests to the public address",

@@ -112,6 +112,8 @@ def upstreams(view: View) -> list[dict[str, Any]]:
             "in_flight": sum(entry.in_flight for entry in entries),
             "failures": sum(entry.failures for entry in entries),
             "logprobs_scale": view.logprobs_scale.get(url),
+            # Workers find it out each for itself, and may do so at different times.
+            "protocols": sorted({entry.protocol for entry in entries if entry.protocol is not None}),
             **_performance(view, url),
         }
         for url, entries in by_url.items()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from shared.core.model import Category
 from shared.core.result import LARGEST_RESULT_BYTES
+from shared.core.upstream_protocol import UpstreamProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,8 @@ class Fault:
 
     `message` is for the SDK's user and the log: the upstream's own words, shortened. `upstream_down`: rest this
     upstream before it is chosen again (busy is not broken: 4xx, 429 and slowness never set it). `model_missing`: this
-    upstream does not have the model. `wait_s`: NEVER_EXECUTED, and not worth waiting for longer than this.
+    upstream does not have the model. `generate_missing`: it does not have the endpoint for generations. `wait_s`:
+    NEVER_EXECUTED, and not worth waiting for longer than this.
     """
 
     kind: FaultClass
@@ -41,6 +43,7 @@ class Fault:
     retry_after_s: float | None = None
     upstream_down: bool = False
     model_missing: bool = False
+    generate_missing: bool = False
     wait_s: float | None = None
 
 
@@ -104,8 +107,13 @@ def too_large() -> Fault:
     return Fault(FaultClass.REFUSED, f"the result is larger than {limit}: {hint}", Category.USER)
 
 
-def classify_reply(status: int, body: bytes | bytearray, headers: Mapping[str, str]) -> Fault:
-    """The Fault behind a reply that is not a 200."""
+def classify_reply(
+    status: int,
+    body: bytes | bytearray,
+    headers: Mapping[str, str],
+    protocol: UpstreamProtocol = UpstreamProtocol.COMPLETIONS,
+) -> Fault:
+    """The Fault behind a reply that is not a 200. `protocol`: by which it was asked."""
     words = upstream_words(body) or "no text"
     message = f"upstream answered {status}: {words}"
     if status in (429, 503) or (status == 408 and not body):
@@ -113,7 +121,7 @@ def classify_reply(status: int, body: bytes | bytearray, headers: Mapping[str, s
     if status >= 500:
         return _classify_5xx(status, words, message)
     if status >= 400:
-        return _classify_refusal(status, body, message)
+        return _classify_refusal(status, body, message, protocol)
     if status >= 300:
         hint = "give --upstream the address that it redirects to"
         return Fault(FaultClass.REFUSED, f"upstream answered {status}: {hint}")
@@ -129,20 +137,30 @@ def _classify_5xx(status: int, words: str, message: str) -> Fault:
     return Fault(FaultClass.AMBIGUOUS, message)
 
 
-def _classify_refusal(status: int, body: bytes | bytearray, message: str) -> Fault:
+def _classify_refusal(status: int, body: bytes | bytearray, message: str, protocol: UpstreamProtocol) -> Fault:
     """A 4xx is the user's mistake, except where only the operator can mend it or the model is broken."""
     if status == 400 and _NAN in message:
         return Fault(FaultClass.REFUSED, f"{message} (the model computes NaN: bad weights or adapter)")
-    if status in (401, 403):
-        hint = "the gateway's operator must set --upstream-api-key-file"
-        return Fault(FaultClass.REFUSED, f"upstream answered {status}: {hint}")
-    if status in (404, 405) and b'"error"' not in body:
-        hint = "there is no /v1/completions; is --upstream a vLLM server?"
-        return Fault(FaultClass.REFUSED, f"upstream answered {status}: {hint}")
+    if status in (401, 403) or (status in (404, 405) and b'"error"' not in body):
+        return _operators_matter(status, protocol)
     if status == 408:
         # With words of its own it is some proxy's deadline, not a router's queue: it may have run.
         return Fault(FaultClass.AMBIGUOUS, message)
     return Fault(FaultClass.REFUSED, message, Category.USER, model_missing=status == 404)
+
+
+def _operators_matter(status: int, protocol: UpstreamProtocol) -> Fault:
+    """No key, or no such endpoint: with 403 vLLM tells either, for generations."""
+    hints = ["the gateway's operator must set --upstream-api-key-file"] if status in (401, 403) else []
+    missing = protocol is UpstreamProtocol.GENERATE and status != 401
+    if missing:
+        hints.append(
+            f"{protocol.path} needs vLLM's --enable-scale-out, or give --upstream-protocol completions or auto"
+        )
+    elif not hints:
+        hints.append(f"there is no {protocol.path}; is --upstream a vLLM server?")
+    message = f"upstream answered {status}: {'; or '.join(hints)}"
+    return Fault(FaultClass.REFUSED, message, generate_missing=missing)
 
 
 def upstream_words(body: bytes | bytearray) -> str:

@@ -24,8 +24,9 @@ from shared.wire.strict import decode, decode_lifted, lift
 MAX_SAMPLES: Final = 1024
 # A model name travels inside the ids of its sampling session, and those inside headers and URLs.
 MAX_NAME_BYTES: Final = 400
-# vLLM's /v1/completions takes no more; its default --max-logprobs is 20, an operator may raise it.
-MAX_STOP_STRINGS: Final = 4
+# A sanity bound; what /v1/completions takes is for whoever knows how the upstream is asked (vllm_request.py).
+MAX_STOP_STRINGS: Final = 1024
+# vLLM's default --max-logprobs is 20, an operator may raise it.
 MAX_TOPK: Final = 1024
 MAX_TEMPERATURE: Final = 2.0
 _INT64: Final = range(-(2**63), 2**63)
@@ -123,13 +124,9 @@ def _digest(prompt: bytes, rest: tuple[Any, ...]) -> bytes:
 def _refuse_unsupported(sample: _Sample) -> None:
     target = bytes(sample.target_prompt_logprobs)
     if target and target != b"null":
-        raise BadRequest(
-            "target_prompt_logprobs is not supported: the upstream's /v1/completions cannot score given ids"
-        )
+        raise BadRequest("target_prompt_logprobs is not supported: no upstream is asked to score given ids")
     if sample.prompt_alt_tokens_k:
-        raise BadRequest(
-            "prompt_alt_tokens_k is not supported: the upstream's /v1/completions cannot draw alternatives"
-        )
+        raise BadRequest("prompt_alt_tokens_k is not supported: no upstream can draw alternatives to a prompt")
 
 
 def _spec(sample: _Sample, lists: Lists) -> SampleSpec:
@@ -245,9 +242,7 @@ def _stop(stop: str | list[str | int] | None) -> tuple[str, ...] | tuple[int, ..
     if texts and token_ids:
         raise BadRequest("stop must be all strings or all token ids")
     if len(texts) > MAX_STOP_STRINGS:
-        raise BadRequest(
-            f"stop has {len(texts)} strings, the upstream's /v1/completions takes at most {MAX_STOP_STRINGS}"
-        )
+        raise BadRequest(f"stop has {len(texts)} strings, the most are {MAX_STOP_STRINGS:,}")
     if any(not text for text in texts):
         raise BadRequest("stop must not hold an empty string")
     if any(not 0 <= token_id <= _INT32_MAX for token_id in token_ids):

@@ -1,7 +1,8 @@
 """vLLM's endpoints: how a sample is asked (`vllm_request.py`) and how the answer is read (`vllm_reply.py`)."""
 
+from shared.core.upstream_protocol import UpstreamProtocol
 from shared.wire.vllm_reply import Decoded, combine, decode_reply
-from shared.wire.vllm_request import UpstreamCall, UpstreamProtocol, beyond_completions, plan_calls, room
+from shared.wire.vllm_request import UpstreamCall, beyond_completions, plan_calls, room
 
 __all__ = [
     "Decoded",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from shared.core.faults import Fault, FaultClass, upstream_words
 from shared.core.frozen import Frozen
 from shared.core.result import PromptScores, SampleResult, SequenceResult, StopReason
+from shared.core.upstream_protocol import UpstreamProtocol
 from shared.wire import document, vllm_completion, vllm_generate
-from shared.wire.vllm_request import UpstreamProtocol
 from shared.wire.vllm_scores import ReplyError, packed, prompt_scores, short
 
 if TYPE_CHECKING:

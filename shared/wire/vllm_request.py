@@ -22,36 +22,19 @@ The prompt is spliced in as bytes, never as a list of integers.
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from shared.core.errors import BadRequest
 from shared.core.frozen import Frozen
+from shared.core.upstream_protocol import UpstreamProtocol
 
 if TYPE_CHECKING:
     from shared.core.model import SampleSpec
 
 # Of /v1/completions; a longer list is a 400 there.
 MAX_COMPLETION_STOPS: Final = 4
-
-
-class UpstreamProtocol(Enum):
-    """How a sample is asked for; the names are those of `--upstream-protocol`."""
-
-    COMPLETIONS = "completions"
-    GENERATE = "generate"
-
-    @property
-    def path(self) -> str:
-        return _PATHS[self]
-
-
-_PATHS: Final = {
-    UpstreamProtocol.COMPLETIONS: "/v1/completions",
-    UpstreamProtocol.GENERATE: "/inference/v1/generate",
-}
 
 
 class UpstreamCall(Frozen, frozen=True):

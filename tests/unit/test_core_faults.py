@@ -6,6 +6,7 @@ import pytest
 
 from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply, upstream_words
 from shared.core.model import Category
+from shared.core.upstream_protocol import UpstreamProtocol
 from tests.vllm_recordings import recording
 
 USER, SERVER = Category.USER, Category.SERVER
@@ -47,9 +48,12 @@ TABLE = [
 ]
 
 
+@pytest.mark.parametrize("protocol", UpstreamProtocol)
 @pytest.mark.parametrize(("status", "body", "kind", "category"), TABLE)
-def test_reply_table(status: int, body: bytes, kind: FaultClass, category: Category) -> None:
-    fault = classify_reply(status, body, {})
+def test_reply_table(
+    status: int, body: bytes, kind: FaultClass, category: Category, protocol: UpstreamProtocol
+) -> None:
+    fault = classify_reply(status, body, {}, protocol)
     assert (fault.kind, fault.category, fault.upstream_down) == (kind, category, False)
 
 
@@ -68,6 +72,7 @@ RECORDED = [
     ("34_noauth", REFUSED, SERVER, False),
     ("34_ovl_3", NEVER, SERVER, False),
     ("35_nan_logprobs0", REFUSED, SERVER, False),
+    ("50_gen_unknown_model", REFUSED, USER, False),
     ("60_vllm_all_die", INTERRUPTED, SERVER, False),
     ("60_vllm_all_down_3", INTERRUPTED, SERVER, False),
     ("60_vllm_b_lp_true", REFUSED, USER, False),
@@ -101,6 +106,16 @@ def test_a_missing_model_is_told_from_other_refusals() -> None:
     assert (missing.kind, missing.model_missing) == (REFUSED, True)
     assert not classify_reply(404, b'{"detail":"Not Found"}', {}).model_missing
     assert not classify_reply(400, b'{"error":{"message":"no"}}', {}).model_missing
+
+
+@pytest.mark.parametrize(("status", "missing"), [(401, False), (403, True), (404, True), (405, True), (400, False)])
+def test_an_endpoint_that_is_not_there_is_told_from_other_refusals(status: int, missing: bool) -> None:
+    fault = classify_reply(status, b'{"detail":"no"}', {}, UpstreamProtocol.GENERATE)
+    assert fault.generate_missing is missing
+    assert ("--enable-scale-out" in fault.message) is missing
+    assert not classify_reply(status, b'{"detail":"no"}', {}).generate_missing
+    unknown = recording("50_gen_unknown_model")
+    assert not classify_reply(404, unknown.body, {}, UpstreamProtocol.GENERATE).generate_missing
 
 
 def test_operator_is_told_which_flag_to_set() -> None:

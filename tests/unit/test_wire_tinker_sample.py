@@ -250,7 +250,7 @@ def test_stop(stop: Any, meant: Any) -> None:
     ("stop", "words"),
     [
         (["a", 1], "all strings or all token ids"),
-        (["a"] * 5, "at most 4"),
+        (["a"] * 1025, "the most are 1,024"),
         ([""], "empty string"),
         ("", "empty string"),
         ([-1], "32-bit"),

@@ -14,10 +14,11 @@ import pytest
 from shared.clock import ManualClock
 from shared.core import ids, retry
 from shared.core.adapters import Adapter
-from shared.core.faults import BreakKind, Fault, FaultClass, classify_break
+from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply
 from shared.core.lifecycle import State
 from shared.core.model import Category, SamplingParams
 from shared.core.record import Claim
+from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
 from shared.counters import Counters
 from shared.log import JsonFormatter
 from shared.wire import proto, vllm
@@ -31,6 +32,8 @@ from workers.tenants import Holding
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
+
+    from yarl import URL
 
     from shared.core.model import SampleSpec
     from workers.upstreams import Upstream
@@ -47,6 +50,8 @@ TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 def answer(asked: dict[str, Any]) -> bytes:
     """A right reply to a request, small: `logprobs` all -1."""
+    if "token_ids" in asked:
+        return generation(asked)
     tokens = [5] * asked["max_tokens"]
     scores: list[Any] = [None, *({str(token): {"logprob": -2.0}} for token in asked["prompt"][1:])]
     choice = {
@@ -59,6 +64,24 @@ def answer(asked: dict[str, Any]) -> bytes:
     return json.dumps({"choices": choices, "usage": {"prompt_tokens_details": None}}).encode()
 
 
+def generation(asked: dict[str, Any], versions: Sequence[str] = ("default",)) -> bytes:
+    """The same of a generation, with one token or more by each of the `versions` of the weights."""
+    params = asked["sampling_params"]
+    place = {"token_id": 5, "logprob": -1.0, "top_logprobs": []}
+    tokens = max(params["max_tokens"], len(versions))
+    spans = [{"version": version, "start": n, "end": n + 1} for n, version in enumerate(versions)]
+    choice = {
+        "finish_reason": "length",
+        "token_ids": [5] * tokens,
+        "weight_versions": spans,
+        "logprobs": {"content": [place] * tokens},
+    }
+    rows: list[Any] = [None, *({str(token): {"logprob": -2.0}} for token in asked["token_ids"][1:])]
+    scores = rows if "prompt_logprobs" in params else None
+    choices = [{**choice, "index": index} for index in range(params["n"])]
+    return json.dumps({"choices": choices, "usage": None, "prompt_logprobs": scores}).encode()
+
+
 class FakeForwarder:
     """Meets requests with the faults of a script, then answers rightly."""
 
@@ -67,13 +90,22 @@ class FakeForwarder:
         self.asked: list[dict[str, Any]] = []
         self.headers: list[Mapping[str, str]] = []
         self.upstreams: list[str] = []
+        self.paths: list[str] = []
+        self.versions: Sequence[str] = ("default",)
 
-    async def post(self, upstream: Upstream, url: object, body: bytes, headers: Mapping[str, str]) -> bytes | Fault:
+    async def post(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> bytes | Fault:
         self.asked.append(json.loads(body))
+        self.paths.append(url.path)
         self.headers.append(headers)
         self.upstreams.append(upstream.url)
         fault = self.faults.pop(0) if self.faults else None
+        if fault is None and len(self.versions) > 1:
+            return generation(self.asked[-1], self.versions)
         return fault or answer(self.asked[-1])
+
+    async def ask(self, upstream: Upstream, *_: object) -> tuple[int, bytes]:
+        """It has /inference/v1/generate."""
+        return 400, b""
 
 
 class FakeAdapters:
@@ -96,14 +128,21 @@ class FakeAdapters:
 
 
 class Bench:
-    def __init__(self, *faults: Fault | None, urls: Sequence[str] = ("http://a",), **policy: Any) -> None:
+    def __init__(
+        self,
+        *faults: Fault | None,
+        urls: Sequence[str] = ("http://a",),
+        protocol: ProtocolChoice = ProtocolChoice.COMPLETIONS,
+        **policy: Any,
+    ) -> None:
         self.clock = ManualClock()
         self.forwarder = FakeForwarder(faults)
         self.counters = Counters()
         self.slept_s: list[float] = []
         self.paused: list[str | None] = []
         self.marks: list[bool] = []
-        self.pool = UpstreamPool(urls, self.forwarder, Catalogue((), ""), self.clock)  # type: ignore[arg-type] # as above
+        forwarder: Any = self.forwarder
+        self.pool = UpstreamPool(urls, forwarder, Catalogue((), ""), self.clock, protocol=protocol)
         self.adapters = FakeAdapters()
         self.executor = Executor(
             self.pool,
@@ -380,3 +419,70 @@ async def test_an_upstream_that_lost_an_adapter_is_no_end_for_the_sample() -> No
     bench = Bench(refused)
     assert (await bench.execute())[0] is State.FAILED
     assert bench.adapters.lost_at == []
+
+
+# -- by /inference/v1/generate ----------------------------------------------------------------------------------------
+
+GENERATE = "/inference/v1/generate"
+LONG_STOP = SamplingParams(max_tokens=4, stop=("a", "b", "c", "d", "e"))
+
+
+async def test_a_generation_ends_as_a_completion_does() -> None:
+    """D15: prompt logprobs of several sequences are asked for apart, once, by either protocol."""
+    ends = []
+    for choice in (ProtocolChoice.COMPLETIONS, ProtocolChoice.GENERATE):
+        bench = Bench(BUSY, RESET, protocol=choice)
+        ends.append(await bench.execute(spec(n=2, prompt_logprobs=True)))
+        assert bench.attempts == ["a1", "a2", "a3", "a3"]
+        assert (bench.counters.tokens_sampled, bench.counters.reexecutions) == (8, 1)
+    assert bench.forwarder.paths == [GENERATE] * 4
+    assert ends[0] == ends[1]
+    assert ends[0][0] is State.READY
+
+
+async def test_an_endpoint_that_is_gone_sends_the_sample_to_the_other() -> None:
+    missing = classify_reply(403, b"", {}, UpstreamProtocol.GENERATE)
+    bench = Bench(missing, protocol=ProtocolChoice.AUTO)
+    upstream = bench.pool.choose("tiny")
+    await bench.pool.protocols.learn(upstream)
+    state, _ = await bench.execute()
+    assert state is State.READY
+    assert bench.forwarder.paths == [GENERATE, "/v1/completions"]
+    assert (bench.counters.faults_never_executed, bench.counters.reexecutions) == (1, 0)
+    assert not upstream.failures
+
+
+async def test_an_endpoint_that_is_not_there_where_it_was_chosen_is_final() -> None:
+    bench = Bench(classify_reply(404, b"", {}, UpstreamProtocol.GENERATE), protocol=ProtocolChoice.GENERATE)
+    state, payload = await bench.execute()
+    assert state is State.FAILED
+    assert json.loads(payload)["category"] == "server"
+    assert "--enable-scale-out" in json.loads(payload)["error"]
+
+
+async def test_what_nobody_can_be_asked_is_never_sent() -> None:
+    """It was taken while an upstream might have had the endpoint, and then none had."""
+    bench = Bench()
+    state, payload = await bench.execute(spec(params=LONG_STOP))
+    assert state is State.FAILED
+    assert json.loads(payload)["category"] == "user"
+    assert "--upstream-protocol" in json.loads(payload)["error"]
+    assert not bench.forwarder.asked
+
+
+async def test_a_long_stop_list_is_sent_whole() -> None:
+    bench = Bench(protocol=ProtocolChoice.GENERATE)
+    assert (await bench.execute(spec(params=LONG_STOP)))[0] is State.READY
+    assert bench.forwarder.asked[0]["sampling_params"]["stop"] == ["a", "b", "c", "d", "e"]
+
+
+async def test_weights_that_change_under_a_generation_are_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(protocol=ProtocolChoice.GENERATE)
+    bench.forwarder.versions = ("step-7", "step-8")
+    with caplog.at_level(logging.WARNING):
+        state, _ = await bench.execute(spec(n=3))
+    assert state is State.READY
+    assert bench.counters.mixed_weights == 3
+    (told,) = [vars(record) for record in caplog.records if "weights changed" in record.message]
+    assert (told["versions"], told["sequences"], told["upstream"]) == (["step-7", "step-8"], 3, "http://a")
+    assert told["request_id"] == bench.running.request_id

@@ -30,8 +30,10 @@ async def asample(deps: Deps, request: Request) -> Reply:
     session = _session_of(deps, call, request.caller)
     seq_id = call.seq_id if call.seq_id is not None else 0
     target = await deps.adapters.target(session.model)
-    # Refuses now what the upstream would refuse later: a prompt that leaves no room, an unknown context length.
+    # Refuses now what the upstream would refuse later: a prompt that leaves no room, an unknown context length, what it
+    # cannot be asked.
     max_tokens = vllm.room(call.spec, target.context_tokens)
+    deps.pool.require_protocol(call.spec, target.upstream_name)
     refusal = refuse_request(call.spec.num_samples, max_tokens, request.caller.limits.max_request_tokens)
     if refusal is not None:
         raise Forbidden(refusal)
