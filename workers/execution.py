@@ -129,11 +129,11 @@ class Executor:
             self._counters.attempts += 1
             upstream.sent += 1
             headers = _headers(running, call, attempt)
-            url = upstream.samples_url(call.protocol)
-            body = await self._forwarder.post(upstream, url, call.body, headers)
+            url, party = upstream.samples_url(call.protocol), running.holding.digest
+            body = await self._forwarder.post(upstream, url, call.body, headers, party)
             if isinstance(body, Fault):
                 return body
-            await self._turns.take()
+            await self._turns.take(party)
             reply = await self._aside(partial(vllm.decode_reply, call, running.spec, body), len(body))
             if isinstance(reply, Fault):
                 return reply

@@ -69,10 +69,15 @@ class Forwarder:
         # Of the upstreams, which are the operator's: there are as many as were configured.
         self._targets: dict[URL, tuple[Origin, str]] = {}
 
-    async def post(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> Body | Fault:
-        """The body of a 200, or what went wrong. Counted in `upstream.attempts` while it lasts."""
+    async def post(
+        self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str], party: bytes = b""
+    ) -> Body | Fault:
+        """The body of a 200, or what went wrong. Counted in `upstream.attempts` while it lasts.
+
+        `party`: whose turn it takes where requests wait for a connection, as of `FairLine`.
+        """
         origin, start = self._targets.get(url) or self._target(url)
-        exchange = Exchange(self._clock.monotonic_s)
+        exchange = Exchange(self._clock.monotonic_s, party)
         upstream.attempts.add(exchange)
         try:
             reply = await self._client.send(origin, _head(start, headers, len(body)), body, exchange)

@@ -95,12 +95,14 @@ class _TracedForwarder:
         self._inner = inner
         self._tracing = tracing
 
-    async def post(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> Body | Fault:
+    async def post(
+        self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str], party: bytes = b""
+    ) -> Body | Fault:
         attributes = {"server.address": upstream.url, "gateway.upstream_request_id": headers.get("X-Request-Id", "")}
         with self._tracing.span("upstream request", SpanKind.CLIENT, None, attributes) as span:
             if (traceparent := self._tracing.traceparent()) is not None:
                 headers = {**headers, "traceparent": traceparent}
-            reply = await self._inner.post(upstream, url, body, headers)
+            reply = await self._inner.post(upstream, url, body, headers, party)
             if isinstance(reply, Fault):
                 span.set_attribute("error.type", reply.kind.value)
                 span.set_status(StatusCode.ERROR)

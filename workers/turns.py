@@ -3,13 +3,14 @@
 Thousands of generations that end at once are thousands of tasks that become ready in the same turn. Each takes a
 fraction of a millisecond; run one after the other they keep the loop from everything else for seconds: health,
 heartbeats, the worker's own reports, for whose absence it is killed. Here only so many go on in a turn, and the rest
-wait in their order for the next ones, between which the loop looks at its sockets and timers.
+wait for the next ones, between which the loop looks at its sockets and timers. Of those who wait, keys go in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+
+from shared.core.fair_line import FairLine
 
 
 class Turns:
@@ -19,14 +20,17 @@ class Turns:
         self._per_turn = per_turn
         self._left = per_turn
         self._renewing = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: FairLine[asyncio.Future[None]] = FairLine()
 
     def __len__(self) -> int:
         """How many wait."""
         return len(self._waiting)
 
-    async def take(self) -> None:
-        """Returns at once while this turn has room and nobody waits; else in a later turn."""
+    async def take(self, party: bytes = b"") -> None:
+        """Returns at once while this turn has room and nobody waits; else in a later turn.
+
+        `party`: who waits for whom, as of `FairLine`.
+        """
         loop = asyncio.get_running_loop()
         if not self._renewing:
             self._renewing = True
@@ -35,14 +39,14 @@ class Turns:
             self._left -= 1
             return
         waiter = loop.create_future()
-        self._waiting.append(waiter)
+        self._waiting.add(party, waiter)
         await waiter
 
     def _renew(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A new turn: those who wait longest go first. Who was cancelled meanwhile takes no room."""
+        """A new turn, for those who wait. Who was cancelled meanwhile takes no room."""
         self._left = self._per_turn
         while self._waiting and self._left:
-            waiter = self._waiting.popleft()
+            waiter = self._waiting.take()
             if not waiter.done():
                 waiter.set_result(None)
                 self._left -= 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import outstanding, run
+from benchmarks import fairness, outstanding, run
 from benchmarks.macro import bench_runs
 from benchmarks.macro.rows import Row
 from benchmarks.micro import forward, serving, store
@@ -78,3 +78,13 @@ def test_what_was_measured_before_is_kept_and_shown(tmp_path: Path, capsys: pyte
     assert told.count("| encode 64 tokens ") == 3  # a line for each way
     assert "request of 128 prompt tokens" in told
     assert "a quick run" in told
+
+
+def test_a_quiet_key_is_measured_beside_a_flood(capsys: pytest.CaptureFixture[str]) -> None:
+    """E4. How long it took is not asserted: so few samples say nothing, whatever the exit code."""
+    fairness.main("--samples 8 --quiet 2 --flood 40 --max-in-flight 8 --slots 4 --gen-seconds 0.05".split())
+    told = capsys.readouterr().out
+    assert "alone: p50" in told
+    assert "beside the flood: p50" in told
+    assert "refused 0 times" not in told
+    assert "failed" not in told

@@ -92,8 +92,12 @@ class FakeForwarder:
         self.upstreams: list[str] = []
         self.paths: list[str] = []
         self.versions: Sequence[str] = ("default",)
+        self.parties: list[bytes] = []
 
-    async def post(self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str]) -> bytes | Fault:
+    async def post(
+        self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str], party: bytes
+    ) -> bytes | Fault:
+        self.parties.append(party)
         self.asked.append(json.loads(body))
         self.paths.append(url.path)
         self.headers.append(headers)
@@ -172,7 +176,7 @@ class Bench:
         wanted = wanted or spec()
         claim = Claim(OWNER, 1, wanted.num_samples, wanted.digest)
         begun = asyncio.get_running_loop().create_future()
-        self.running = Running(session(), session().key(3), wanted, claim, target, 0, begun, Holding(b""))
+        self.running = Running(session(), session().key(3), wanted, claim, target, 0, begun, Holding(b"K"))
         self.running.trace = trace
         ending = await self.executor.execute(self.running)
         return ending.state, ending.payload
@@ -191,6 +195,7 @@ async def test_a_result_is_encoded_and_counted() -> None:
     assert bench.counters.tokens_sampled == 8
     assert bench.counters.attempts == 1
     assert bench.counters.reexecutions == 0
+    assert bench.forwarder.parties == [b"K"], "it waits in its key's turn (E4)"
 
 
 @pytest.mark.parametrize(("n", "state"), [(4, State.READY), (5, State.FAILED)])

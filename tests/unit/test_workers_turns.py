@@ -17,12 +17,13 @@ async def turn() -> None:
 class Crowd:
     """Tasks that become ready in the same turn; `done` grows as they go on."""
 
-    def __init__(self, count: int, turns: Turns) -> None:
+    def __init__(self, count: int, turns: Turns, party: bytes = b"") -> None:
         self.done: list[int] = []
+        self._party = party
         self.tasks = [asyncio.create_task(self._go(number, turns)) for number in range(count)]
 
     async def _go(self, number: int, turns: Turns) -> None:
-        await turns.take()
+        await turns.take(self._party)
         self.done.append(number)
 
 
@@ -37,6 +38,20 @@ async def test_a_crowd_goes_on_in_its_order_a_few_each_turn_and_others_get_in_be
     assert max(seen) <= PER_TURN
     assert len(seen) >= 6
     assert len(turns) == 0
+
+
+async def test_a_crowd_of_one_key_makes_another_wait_for_one_turn_and_not_for_all() -> None:
+    """E4"""
+    turns = Turns(PER_TURN)
+    crowd = Crowd(10 * PER_TURN, turns, b"A")
+    await turn()
+    quiet = Crowd(1, turns, b"B")
+    while not quiet.done:
+        await turn()
+    # Those that were let go before it came, and the turn that it is in.
+    assert len(crowd.done) <= 3 * PER_TURN
+    await asyncio.gather(*crowd.tasks)
+    assert crowd.done == sorted(crowd.done)
 
 
 async def test_few_go_on_at_once() -> None:

@@ -4,17 +4,18 @@ aiohttp's client costs 2.5 to 2.9 times as much CPU (docs/performance.md), a fif
 everything else that goes out (questions, what is passed through) is aiohttp's. Both take their sockets from the
 connector's factory.
 
-A connection counts against the limits from before it is opened until it has ended. Who finds no room waits, first come
-first served for each origin; a connection that becomes free goes to whoever waits before it becomes idle.
+A connection counts against the limits from before it is opened until it has ended. Who finds no room waits, for each
+origin in a line of its own, in which keys take turns; a connection that becomes free goes to whoever waits before it
+becomes idle.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from shared.core.fair_line import FairLine
 from shared.core.faults import BreakKind
 from workers.h1.connection import UpstreamConnection
 from workers.h1.exchange import Broken
@@ -44,7 +45,7 @@ class _Pool:
         # In the order in which they became idle; the value is the loop's time of that.
         self.idle: dict[UpstreamConnection, float] = {}
         # Each gets a connection, or None for the right to open one.
-        self.waiting: deque[asyncio.Future[UpstreamConnection | None]] = deque()
+        self.waiting: FairLine[asyncio.Future[UpstreamConnection | None]] = FairLine()
 
 
 class UpstreamClient:
@@ -84,7 +85,7 @@ class UpstreamClient:
         Raises `Broken`. Cancelling closes the connection.
         """
         pool = self._pools.get(origin) or self._pools.setdefault(origin, _Pool(origin))
-        connection = self._idle(pool) or await self._opened(pool)
+        connection = self._idle(pool) or await self._opened(pool, exchange.party)
         reply = connection.start(head, body)
         exchange.sent(reply)
         self._watch(connection)
@@ -114,15 +115,15 @@ class UpstreamClient:
             connection.abort()
         return None
 
-    async def _opened(self, pool: _Pool) -> UpstreamConnection:
+    async def _opened(self, pool: _Pool, party: bytes) -> UpstreamConnection:
         if pool.waiting or not self._has_room(pool):
-            handed = await self._handed(pool)
+            handed = await self._handed(pool, party)
             if handed is not None:
                 return handed
         else:
             self._count(pool, 1)
         try:
-            connection = await self._dialler.dial(pool.origin, partial(self._make, pool))
+            connection = await self._dialler.dial(pool.origin, partial(self._make, pool), party)
             if not connection.is_open:
                 raise Broken(BreakKind.CLOSED_BEFORE_WRITE)
         except BaseException:
@@ -132,11 +133,11 @@ class UpstreamClient:
         self._connections.add(connection)
         return connection
 
-    async def _handed(self, pool: _Pool) -> UpstreamConnection | None:
+    async def _handed(self, pool: _Pool, party: bytes) -> UpstreamConnection | None:
         """A connection that somebody gave back, or None for a place to open one at."""
         while True:
             waiter: asyncio.Future[UpstreamConnection | None] = self._loop.create_future()
-            pool.waiting.append(waiter)
+            pool.waiting.add(party, waiter)
             try:
                 connection = await waiter
             except asyncio.CancelledError:
@@ -222,11 +223,11 @@ class UpstreamClient:
 
 
 def _first(
-    waiting: deque[asyncio.Future[UpstreamConnection | None]],
+    waiting: FairLine[asyncio.Future[UpstreamConnection | None]],
 ) -> asyncio.Future[UpstreamConnection | None] | None:
-    """Who waits longest, and has not gone away."""
+    """Whose turn it is, and who has not gone away."""
     while waiting:
-        waiter = waiting.popleft()
+        waiter = waiting.take()
         if not waiter.done():
             return waiter
     return None

@@ -88,10 +88,12 @@ class Dialler:
         self._loop = asyncio.get_running_loop()
         self._names = Names(resolve or self._ask_the_system, self._loop.time)
 
-    async def dial(self, origin: Origin, made: Callable[[], UpstreamConnection]) -> UpstreamConnection:
-        """A connection that `made` makes the protocol of. Raises `Broken`."""
+    async def dial(
+        self, origin: Origin, made: Callable[[], UpstreamConnection], party: bytes = b""
+    ) -> UpstreamConnection:
+        """A connection for `party`, as of `FairLine`, that `made` makes the protocol of. Raises `Broken`."""
         # Whoever waits for its turn is not waiting for the upstream: the deadline begins after it.
-        await self._turns.take()
+        await self._turns.take(party)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._first_of(await self._addresses(origin), origin, made)

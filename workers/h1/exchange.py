@@ -38,12 +38,16 @@ class Reply(Frozen, frozen=True):
 
 
 class Exchange:
-    """One request, from the moment it waits for a connection. `reply` is there as soon as it was sent."""
+    """One request, from the moment it waits for a connection. `reply` is there as soon as it was sent.
 
-    __slots__ = ("begun_s", "now_s", "reply", "sent_s")
+    `party`: whose it is, as of `FairLine`.
+    """
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+    __slots__ = ("begun_s", "now_s", "party", "reply", "sent_s")
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, party: bytes = b"") -> None:
         self.now_s = now_s
+        self.party = party
         self.begun_s = now_s()
         self.sent_s: float | None = None
         self.reply: asyncio.Future[Reply] | None = None

@@ -228,6 +228,41 @@ async def test_a_break_off_before_the_request_is_sent_changes_nothing(client: Up
         exchange.break_off(BreakKind.DRAINING)
 
 
+async def test_keys_take_turns_at_a_connection_that_all_wait_for() -> None:
+    """E4: whoever has a hundred waiting delays another by one of them, and each key's own keep their order."""
+    client = make_client(Settings(max_connections=1), None)
+    hold, served = asyncio.Event(), []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            await reader.readexactly(2)
+            served.append(head.partition(b"Host: ")[2].partition(b"\r\n")[0].decode())
+            await hold.wait()
+            writer.write(OK)
+            if len(served) == 1 + 100 + 3:
+                break
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        origin = Origin(tls=False, host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+
+        def send(key: str, number: int) -> asyncio.Task[Reply]:
+            head = HEAD.replace(b"Host: a", f"Host: {key}{number}".encode())
+            return asyncio.create_task(client.send(origin, head, b"{}", Exchange(party=key.encode())))
+
+        tasks = [send("flood", 0)]
+        await until(lambda: len(served) == 1)
+        tasks += [send("flood", number) for number in range(1, 101)]
+        await until(lambda: "100 waiting" in repr(client))
+        tasks += [send("quiet", number) for number in range(3)]
+        await until(lambda: "103 waiting" in repr(client))
+        hold.set()
+        await asyncio.gather(*tasks)
+    assert served[:7] == ["flood0", "flood1", "quiet0", "flood2", "quiet1", "flood3", "quiet2"]
+    assert served[7:] == [f"flood{number}" for number in range(4, 101)]
+    client.close()
+
+
 @pytest.mark.parametrize("limits", [{"limit": 2}, {"limit_per_origin": 2}])
 async def test_places_are_kept_through_every_way_of_ending(limits: dict[str, int]) -> None:
     """Cut, cancelled while waiting, cancelled while running, refused: after all of it both places are free again."""

@@ -1,0 +1,45 @@
+"""A line in which parties take turns: whoever has a thousand in it makes another wait for one of them, not for all.
+
+Within a party it is first come, first served. With one party it is a plain queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class FairLine(Generic[T]):
+    """Parties are told apart by bytes: the `Caller.digest` of whose work it is."""
+
+    __slots__ = ("_count", "_lines")
+
+    def __init__(self) -> None:
+        # In the order of their next turns; a party that has nobody in the line is not here.
+        self._lines: dict[bytes, deque[T]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, party: bytes, item: T) -> None:
+        """At the end of its party's line. A party that had nobody comes after all others' next turn, once."""
+        line = self._lines.get(party)
+        if line is None:
+            line = self._lines[party] = deque()
+        line.append(item)
+        self._count += 1
+
+    def take(self) -> T:
+        """Removes and returns the next. Raises `IndexError` when there is none."""
+        if not self._count:
+            raise IndexError("the line is empty")
+        party = next(iter(self._lines))
+        line = self._lines.pop(party)
+        item = line.popleft()
+        self._count -= 1
+        if line:
+            self._lines[party] = line
+        return item
