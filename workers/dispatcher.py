@@ -72,6 +72,8 @@ class Dispatcher:
         settlements: Settlements,
         tenants: Tenants,
     ) -> None:
+        # Kept: asking for it is a system call (getpid) in Python 3.11.
+        self._loop = asyncio.get_running_loop()
         self._store = store
         self._executor = executor
         self._waiters = waiters
@@ -156,7 +158,7 @@ class Dispatcher:
         full = self._clock.monotonic_s() < self._full_until_s
         holding = self.room.take(caller, held_bytes, store_full=full, store_refilling=self.refilling)
         claim = Claim(self.owner, _FIRST_ATTEMPT, spec.num_samples, spec.digest)
-        begun: asyncio.Future[Header | None] = asyncio.get_running_loop().create_future()
+        begun: asyncio.Future[Header | None] = self._loop.create_future()
         # Duplicates may never come to look at it.
         begun.add_done_callback(_mark_retrieved)
         running = Running(session, key, spec, claim, target, held_bytes, begun, holding)
@@ -197,7 +199,7 @@ class Dispatcher:
             return first
         running.begun.set_result(None)
         self._counters.begun += 1
-        running.task = asyncio.create_task(self._run(running))
+        running.task = self._loop.create_task(self._run(running))
         return None
 
     async def _begin_until_known(self, running: Running) -> None:

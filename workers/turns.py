@@ -14,9 +14,11 @@ from shared.core.fair_line import FairLine
 
 
 class Turns:
-    """Of one event loop. `per_turn`: how many may go on between two looks at the sockets."""
+    """Of the running event loop. `per_turn`: how many may go on between two looks at the sockets."""
 
     def __init__(self, per_turn: int) -> None:
+        # Kept: asking for it is a system call (getpid) in Python 3.11.
+        self._loop = asyncio.get_running_loop()
         self._per_turn = per_turn
         self._left = per_turn
         self._renewing = False
@@ -31,18 +33,17 @@ class Turns:
 
         `party`: who waits for whom, as of `FairLine`.
         """
-        loop = asyncio.get_running_loop()
         if not self._renewing:
             self._renewing = True
-            loop.call_soon(self._renew, loop)
+            self._loop.call_soon(self._renew)
         if self._left:
             self._left -= 1
             return
-        waiter = loop.create_future()
+        waiter = self._loop.create_future()
         self._waiting.add(party, waiter)
         await waiter
 
-    def _renew(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _renew(self) -> None:
         """A new turn, for those who wait. Who was cancelled meanwhile takes no room."""
         self._left = self._per_turn
         while self._waiting and self._left:
@@ -52,4 +53,4 @@ class Turns:
                 self._left -= 1
         self._renewing = self._left < self._per_turn
         if self._renewing:
-            loop.call_soon(self._renew, loop)
+            self._loop.call_soon(self._renew)

@@ -80,6 +80,8 @@ class Waiters:
     """All sleeping polls of one worker."""
 
     def __init__(self) -> None:
+        # Kept: asking for it is a system call (getpid) in Python 3.11.
+        self._loop = asyncio.get_running_loop()
         self._samples: defaultdict[str, dict[int, list[Waiter]]] = defaultdict(dict)
         self._logs: defaultdict[str, set[Waiter]] = defaultdict(set)
         self._all: set[Waiter] = set()
@@ -147,7 +149,7 @@ class Waiters:
         self.send_back()
 
     def _new(self, timeout_s: float) -> Waiter:
-        waiter = Waiter(asyncio.get_running_loop(), timeout_s)
+        waiter = Waiter(self._loop, timeout_s)
         self._all.add(waiter)
         if self._draining:
             waiter.end(Wake.DRAIN)

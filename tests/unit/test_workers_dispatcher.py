@@ -48,7 +48,7 @@ def store_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bench() -> WorkerBench:
+async def bench() -> WorkerBench:
     return WorkerBench()
 
 

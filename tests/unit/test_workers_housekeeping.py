@@ -107,7 +107,7 @@ class Bench(WorkerBench):
 
 
 @pytest.fixture
-def bench() -> Bench:
+async def bench() -> Bench:
     return Bench()
 
 

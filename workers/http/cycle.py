@@ -30,6 +30,7 @@ class GatewayCycle(RequestResponseCycle):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._connection = connection(self.scope)  # type: ignore[arg-type] # a typed dict
         self._parts: list[bytes] = []
         self.unread_bytes = 0
 
@@ -39,7 +40,7 @@ class GatewayCycle(RequestResponseCycle):
         reports it, and uvicorn would take its silence for a forgotten reply. uvicorn also tells none but the newest of
         several pipelined requests.
         """
-        return self._told_of_the_end or not connection(self.scope).connected  # type: ignore[arg-type] # a typed dict
+        return self._told_of_the_end or not self._connection.connected
 
     @disconnected.setter
     def disconnected(self, value: bool) -> None:

@@ -62,7 +62,13 @@ class GatewayProtocol(HttpToolsProtocol):
     # -- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
-        super().connection_made(transport)
+        if self.access_log:
+            super().connection_made(transport)
+        else:
+            # uvicorn asks the kernel for both addresses, which nothing but an access log shows.
+            self.connections.add(self)
+            self.transport = transport
+            self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         high_water_bytes = self.edge.limits.write_buffer_bytes
         transport.set_write_buffer_limits(high=high_water_bytes)
         self.flow: TimedFlow = TimedFlow(transport, self.loop.time)

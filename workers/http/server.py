@@ -55,6 +55,7 @@ class PublicServer:
             ssl_certfile=tls_cert,
             ssl_keyfile=tls_key,
         )
+        self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._edge = edge
         self._backlog = backlog
@@ -101,6 +102,6 @@ class PublicServer:
 
     def _protocol(self) -> asyncio.Protocol:
         made: asyncio.Protocol = self._config.http_protocol_class(  # type: ignore[call-arg]
-            config=self._config, server_state=self._state, app_state={}
+            config=self._config, server_state=self._state, app_state={}, _loop=self._loop
         )
         return made
