@@ -79,8 +79,8 @@ def parse(body: bytes) -> Any:
         ) from None
 
 
-def read_ask(document: Any, served: Served) -> Ask:
-    """Raises `Refused`."""
+def read_ask(document: Any, served: Served, max_stop_strings: int | None = _MAX_STOP_STRINGS) -> Ask:
+    """Raises `Refused`. `max_stop_strings`: None for no limit."""
     if not isinstance(document, dict):
         raise _invalid("body", "'type': 'dict_type', 'loc': 'body', 'msg': 'Input should be a valid dictionary'")
     model = _model(document.get("model"), served)
@@ -95,7 +95,7 @@ def read_ask(document: Any, served: Served) -> Ask:
         temperature=temperature,
         logprobs=_logprobs(document, "logprobs", "sample"),
         prompt_logprobs=_logprobs(document, "prompt_logprobs", "prompt"),
-        stop=_stop(document.get("stop")),
+        stop=_stop(document.get("stop"), max_stop_strings),
         stop_token_ids=_stop_token_ids(document.get("stop_token_ids")),
         ignore_eos=bool(document.get("ignore_eos")),
         return_token_ids=bool(document.get("return_token_ids")),
@@ -188,15 +188,15 @@ def _logprobs(document: dict[str, Any], name: str, what: str) -> int | None:
     return asked
 
 
-def _stop(value: Any) -> tuple[str, ...]:
+def _stop(value: Any, most: int | None) -> tuple[str, ...]:
     if value is None or isinstance(value, str):
         return (value,) if value else ()
     if not isinstance(value, list) or any(type(one) is not str or not one for one in value):
         raise _invalid(
             "body.stop", "'type': 'string_type', 'loc': 'body.stop', 'msg': 'Input should be a valid string'"
         )
-    if len(value) > _MAX_STOP_STRINGS:
-        said = f"List should have at most {_MAX_STOP_STRINGS} items after validation, not {len(value)}"
+    if most is not None and len(value) > most:
+        said = f"List should have at most {most} items after validation, not {len(value)}"
         raise _invalid("body.stop", f"'type': 'too_long', 'loc': 'body.stop', 'msg': '{said}'")
     return tuple(value)
 

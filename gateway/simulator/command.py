@@ -72,6 +72,12 @@ from gateway.simulator.simulator import Simulator
     help="Adapters are loaded from any path, or only where there is an adapter_config.json, or not at all.",
 )
 @click.option(
+    "--scale-out/--no-scale-out",
+    default=True,
+    show_default=True,
+    help="Whether /inference/v1/generate is served. vLLM does so with --enable-scale-out only.",
+)
+@click.option(
     "--keep-alive",
     type=click.FloatRange(0),
     default=5.0,
@@ -96,6 +102,7 @@ def simulate_vllm(
     barrier_size: int,
     logprobs_mode: str,
     lora: str,
+    scale_out: bool,
     keep_alive: float,
     processes: int,
 ) -> None:
@@ -123,6 +130,7 @@ def simulate_vllm(
         max_num_seqs=max_num_seqs,
         barrier_size=barrier_size,
         lora=lora,  # type: ignore[arg-type] # click has checked it
+        scale_out=scale_out,
         raw_logprobs=logprobs_mode == "raw_logprobs",
         keep_alive_s=keep_alive,
     )

@@ -13,7 +13,8 @@ Mode = Literal["instant", "latency", "barrier"]
 class SimulatorConfig:
     """`mode`: instant answers at once; latency takes `gen_seconds` for each request, `max_num_seqs` at a time; barrier
     holds all and lets them go together, when `barrier_size` (0: any number) have come, or none for `barrier_idle_s`.
-    `lora`: adapters may be loaded from any path, or where files are, or not at all.
+    `lora`: adapters may be loaded from any path, or where files are, or not at all. `scale_out`: whether there is
+    `/inference/v1/generate`.
     """
 
     host: str = "127.0.0.1"
@@ -27,6 +28,7 @@ class SimulatorConfig:
     barrier_size: int = 0
     raw_logprobs: bool = False
     lora: LoraMode = "any"
+    scale_out: bool = True
     # uvicorn's default, and so vLLM's.
     keep_alive_s: float = 5.0
     backlog: int = 65_535

@@ -19,6 +19,7 @@ kinds (options):
     reset_after_headers, reset_in_body        closed there
     abort (tokens)                            200, finish_reason "abort", so many tokens: as a paused engine answers
     null_logprobs, nan, wrong_lengths, missing_choices, bad_token (value)
+    weights_changed (versions)                two versions, the second from the middle of each choice on
     html, empty, error_in_200                 a 200 that is no completion
 
 Of the whole server, at once: drain (refuses new connections, answers none of the open ones, for good), slow_accept
@@ -49,6 +50,7 @@ KINDS: Final = frozenset(
         "wrong_lengths",
         "bad_token",
         "error_in_200",
+        "weights_changed",
         "drain",
         "slow_accept",
     }

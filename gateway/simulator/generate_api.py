@@ -6,48 +6,59 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from gateway.simulator import render as completions
 from gateway.simulator import tokens as oracle
+from gateway.simulator.ask import Refused, read_ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.simulator.ask import Ask
+    from gateway.simulator.ask import Ask, Served
     from gateway.simulator.completion import Choice
+
+
+def read(document: Any, served: Served, max_num_seqs: int = 0) -> Ask:
+    """The request, validated as vLLM does before and after it looks for the model. Raises `Refused`.
+
+    `max_num_seqs`: the most sequences of one request; 0 for no limit.
+    """
+    _require_fields(document)
+    ask = read_ask(as_completion(document, served.max_model_len), served, max_stop_strings=None)
+    if max_num_seqs and ask.n > max_num_seqs:
+        said = f"sampling_params.n must be at most the server's max_num_seqs ({max_num_seqs}), got {ask.n}."
+        raise Refused(400, said)
+    return ask
+
+
+def _require_fields(document: Any) -> None:
+    """In the words of the framework in front of vLLM, which names the first that is missing."""
+    fields = document if isinstance(document, dict) else {}
+    for name, kind in (("token_ids", list), ("sampling_params", dict)):
+        if not isinstance(fields.get(name), kind):
+            place = f"body.{name}"
+            said = f"'type': 'missing', 'loc': '{place}', 'msg': 'Field required'"
+            raise Refused(400, f"1 validation error:\n  {{{said}}}", "Bad Request", place)
 
 
 def as_completion(document: Any, max_model_len: int) -> Any:
     """The request as `/v1/completions` would have it: parameters beside the prompt instead of under a key.
 
-    `max_tokens` missing means to the end of the context here.
+    `max_tokens` missing means to the end of the context here, and so does any that is larger.
     """
-    if not isinstance(document, dict):
-        return document
-    parameters = document.get("sampling_params")
-    flat = dict(parameters) if isinstance(parameters, dict) else {}
-    if flat.get("max_tokens") is None:
-        flat["max_tokens"] = max_model_len
-    return {**flat, "model": document.get("model"), "prompt": document.get("token_ids"), "return_token_ids": True}
+    flat = dict(document["sampling_params"])
+    wanted = flat.get("max_tokens")
+    flat["max_tokens"] = min(wanted, max_model_len) if type(wanted) is int else wanted or max_model_len
+    return {**flat, "model": document.get("model"), "prompt": document["token_ids"], "return_token_ids": True}
 
 
 def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int) -> bytes:
-    made = sum(len(choice.tokens) for choice in choices)
     return orjson.dumps(
         {
             "request_id": f"generate-tokens-{request_id}",
             "model": ask.model,
             "created": created_s,
-            "usage": {
-                "prompt_tokens": len(ask.prompt),
-                "total_tokens": len(ask.prompt) + made,
-                "completion_tokens": made,
-                "prompt_tokens_details": {
-                    "cached_tokens": 0,
-                    "created_cache_tokens": None,
-                    "multimodal_tokens": None,
-                },
-                "completion_tokens_details": None,
-            },
-            "prompt_logprobs": _prompt_logprobs(ask),
+            "usage": completions.usage(ask, choices),
+            "prompt_logprobs": completions.prompt_logprobs(ask) if ask.prompt_logprobs is not None else None,
             "prompt_token_id_logprobs": None,
             "prompt_token_ids": None,
             "mm_placeholders": None,
@@ -60,27 +71,8 @@ def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int)
     )
 
 
-def _prompt_logprobs(ask: Ask) -> list[dict[str, Any] | None] | None:
-    if ask.prompt_logprobs is None:
-        return None
-    values = oracle.prompt_logprobs(ask.model, ask.prompt).tolist()
-    pairs = list(zip(ask.prompt.tolist(), values, strict=True))
-    rows: list[dict[str, Any] | None] = [None]
-    rows += [{str(token): {"logprob": value, "rank": 1, "decoded_token": None}} for token, value in pairs[1:]]
-    return rows
-
-
 def _choice(ask: Ask, index: int, choice: Choice) -> dict[str, Any]:
-    ids, values = choice.tokens.tolist(), choice.logprobs.tolist()
-    content = [
-        {
-            "token_id": token,
-            "logprob": value,
-            "rank": 1,
-            "top_logprobs": [{"token_id": token, "logprob": value, "rank": 1}],
-        }
-        for token, value in zip(ids, values, strict=True)
-    ]
+    ids = choice.tokens.tolist()
     return {
         "index": index,
         "finish_reason": choice.finish_reason,
@@ -89,5 +81,29 @@ def _choice(ask: Ask, index: int, choice: Choice) -> dict[str, Any]:
         "routed_experts": None,
         "sampling_mask": None,
         "weight_versions": [{"version": "default", "start": 0, "end": len(ids)}],
-        "logprobs": {"content": content} if ask.logprobs is not None else None,
+        "logprobs": {"content": _content(ask, choice, ids)} if ask.logprobs is not None else None,
     }
+
+
+def _content(ask: Ask, choice: Choice, ids: list[int]) -> list[dict[str, Any]]:
+    values = choice.logprobs.tolist()
+    rows = _ranked(ask, choice, ids, values) if ask.logprobs and ask.logprobs > 1 else [[] for _ in ids]
+    content = []
+    for token, value, ranked in zip(ids, values, rows, strict=True):
+        own = _entry(token, value, 1 + sum(other > value for _, other in ranked))
+        others = [_entry(one, other, rank) for rank, (one, other) in enumerate(ranked, 1) if one != token]
+        # The sampled token is one of the k, and stands first.
+        content.append({**own, "top_logprobs": [own, *others][: max(ask.logprobs or 0, 1)]})
+    return content
+
+
+def _ranked(ask: Ask, choice: Choice, ids: list[int], values: list[float]) -> list[list[tuple[int, float]]]:
+    k = ask.logprobs or 0
+    others, theirs = oracle.alternatives(ask.model, ask.prompt, choice.seed, len(ids), k)
+    theirs = oracle.reported(theirs, ask.temperature) if choice.scaled else theirs
+    told = zip(ids, values, others, theirs, strict=True)
+    return [oracle.best(token, value, ones, logprobs, k) for token, value, ones, logprobs in told]
+
+
+def _entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
+    return {"token_id": token, "logprob": logprob, "rank": rank}

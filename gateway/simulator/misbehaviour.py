@@ -31,7 +31,7 @@ def spoil(reply: HttpReply, fault: Fault | None) -> HttpReply:
             return replace(reply, body=_HTML, content_type="text/html")
         case "empty":
             return replace(reply, body=b"")
-        case "nan":
+        case "nan" if b'"token_logprobs"' in reply.body:
             return replace(reply, body=reply.body.replace(b'"token_logprobs":[', b'"token_logprobs":[NaN,', 1))
         case "error_in_200":
             return replace(reply, body=b'{"error":{"message":"something broke","type":"InternalServerError"}}')
@@ -67,8 +67,28 @@ def _per_token(choice: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
 
 def _null_logprobs(document: dict[str, Any], fault: Fault) -> None:
     for choice in document["choices"]:
-        if choice["logprobs"]:
-            choice["logprobs"]["token_logprobs"][-1] = None
+        scored = choice["logprobs"] or {}
+        if "content" in scored:
+            scored["content"][-1]["logprob"] = None
+        elif scored:
+            scored["token_logprobs"][-1] = None
+
+
+def _nan(document: dict[str, Any], fault: Fault) -> None:
+    """A generation tells another number in its place, and nothing else of it."""
+    for choice in document["choices"]:
+        for place in (choice["logprobs"] or {}).get("content", ()):
+            place["logprob"] = -9999.0
+
+
+def _weights_changed(document: dict[str, Any], fault: Fault) -> None:
+    """The weights were other ones from the middle of each choice on; only generations tell."""
+    before, after = fault.options.get("versions", ("default", "next"))
+    for choice in document["choices"]:
+        if "weight_versions" in choice:
+            tokens = len(choice["token_ids"])
+            spans = [(before, 0, tokens // 2), (after, tokens // 2, tokens)]
+            choice["weight_versions"] = [{"version": name, "start": a, "end": b} for name, a, b in spans]
 
 
 def _missing_choices(document: dict[str, Any], fault: Fault) -> None:
@@ -77,7 +97,7 @@ def _missing_choices(document: dict[str, Any], fault: Fault) -> None:
 
 def _wrong_lengths(document: dict[str, Any], fault: Fault) -> None:
     if logprobs := document["choices"][0]["logprobs"]:
-        logprobs["token_logprobs"].pop()
+        logprobs["content" if "content" in logprobs else "token_logprobs"].pop()
 
 
 def _bad_token(document: dict[str, Any], fault: Fault) -> None:
@@ -88,6 +108,8 @@ def _bad_token(document: dict[str, Any], fault: Fault) -> None:
 _EDITS: Final[dict[str, Callable[[dict[str, Any], Fault], None]]] = {
     "abort": _abort,
     "null_logprobs": _null_logprobs,
+    "nan": _nan,
+    "weights_changed": _weights_changed,
     "missing_choices": _missing_choices,
     "wrong_lengths": _wrong_lengths,
     "bad_token": _bad_token,

@@ -29,7 +29,7 @@ def completion(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: 
             "choices": [_choice(ask, index, choice) for index, choice in enumerate(choices)],
             "service_tier": None,
             "system_fingerprint": "vllm-0.32.0-simulated",
-            "usage": _usage(ask, choices),
+            "usage": usage(ask, choices),
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "metrics": None,
@@ -37,7 +37,8 @@ def completion(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: 
     )
 
 
-def _usage(ask: Ask, choices: Sequence[Choice]) -> dict[str, Any]:
+def usage(ask: Ask, choices: Sequence[Choice]) -> dict[str, Any]:
+    """The prompt counts once, however many choices there are."""
     made = sum(len(choice.tokens) for choice in choices)
     return {
         "prompt_tokens": len(ask.prompt),
@@ -59,7 +60,7 @@ def _choice(ask: Ask, index: int, choice: Choice) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "token_ids": ids if ask.return_token_ids else None,
-        "prompt_logprobs": _prompt_logprobs(ask) if ask.prompt_logprobs is not None else None,
+        "prompt_logprobs": prompt_logprobs(ask) if ask.prompt_logprobs is not None else None,
         "prompt_token_ids": ask.prompt.tolist() if ask.return_token_ids else None,
         "routed_experts": None,
     }
@@ -113,7 +114,7 @@ def _top(ask: Ask, choice: Choice, ids: list[int], values: list[float], names: l
     return rows
 
 
-def _prompt_logprobs(ask: Ask) -> list[dict[str, Any] | None]:
+def prompt_logprobs(ask: Ask) -> list[dict[str, Any] | None]:
     """The actual token first, then ranks 1..k; the first position has none."""
     own = oracle.prompt_logprobs(ask.model, ask.prompt).tolist()
     k = ask.prompt_logprobs or 0

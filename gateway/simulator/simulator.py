@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _NEVER_S: Final = 10**9
 _LOAD: Final = "/v1/load_lora_adapter"
+_GENERATE: Final = "/inference/v1/generate"
 # What all processes of a simulator must do or know alike.
 _FOR_ALL: Final = frozenset(
     {
@@ -76,7 +77,7 @@ class Simulator:
         self._released = asyncio.Event()
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): self._complete,
-            ("POST", "/inference/v1/generate"): self._complete,
+            ("POST", _GENERATE): self._complete,
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._empty,
             ("GET", "/ping"): self._empty,
@@ -174,6 +175,8 @@ class Simulator:
             return _json(refused.body, refused.status)
 
     async def _complete(self, request: HttpRequest) -> HttpReply:
+        if request.path == _GENERATE and not self._config.scale_out:
+            return _json({"detail": "Forbidden"}, 403)
         request_id = request.headers.get("x-request-id", "")
         if request_id == PROBE_REQUEST_ID:
             return self._answer_probe(request)
@@ -183,19 +186,26 @@ class Simulator:
         early = await self._before_execution(fault)
         if early is not None:
             return early
-        if request.path != "/v1/completions":
-            document = generate_api.as_completion(document, self._config.max_model_len)
-        ask = asking.read_ask(document, self._served())
+        ask = self._read(request.path, document)
         choices = await self._execute(ask, sample_id(request_id), fault)
         told_id = request_id or f"{self._rng.getrandbits(64):016x}"
-        write = render.completion if request.path == "/v1/completions" else generate_api.render
-        return spoil(HttpReply(body=write(ask, choices, told_id, int(time.time()))), fault)
+        return spoil(self._reply(request.path, ask, choices, told_id), fault)
+
+    def _read(self, path: str, document: Any) -> Ask:
+        """Raises `Refused`."""
+        if path == _GENERATE:
+            return generate_api.read(document, self._served(), self._config.max_num_seqs)
+        return asking.read_ask(document, self._served())
+
+    def _reply(self, path: str, ask: Ask, choices: list[Choice], told_id: str) -> HttpReply:
+        write = generate_api.render if path == _GENERATE else render.completion
+        return HttpReply(body=write(ask, choices, told_id, int(time.time())))
 
     def _answer_probe(self, request: HttpRequest) -> HttpReply:
-        """The gateway's own question about logprobs is no sample: not counted, not held, not misbehaved towards."""
-        ask = asking.read_ask(asking.parse(request.body), self._served())
+        """The gateway's own questions are no samples: not counted, not held, not misbehaved towards."""
+        ask = self._read(request.path, asking.parse(request.body))
         choices = completion.generate(ask, 0, raw_logprobs=self._config.raw_logprobs)
-        return HttpReply(body=render.completion(ask, choices, PROBE_REQUEST_ID, int(time.time())))
+        return self._reply(request.path, ask, choices, PROBE_REQUEST_ID)
 
     async def _before_execution(self, fault: Fault | None) -> HttpReply | None:
         """Misbehaviour that happens without any generation; its reply, if it has one."""

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from shared.wire import document
-from shared.wire.vllm_scores import ReplyError, are_decimal, in_int32, numbers, short, token_ids, topk_rows
+from shared.wire.vllm_scores import ReplyError, are_decimal, in_int32, numbers, sampled_logprobs, token_ids, topk_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ def sampled(choice: Value) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     scored = choice.get("logprobs")
     if scored is None:
         raise ReplyError("without logprobs")
-    return _token_ids(choice.get("token_ids"), scored), _logprobs(scored["token_logprobs"])
+    return _token_ids(choice.get("token_ids"), scored), sampled_logprobs(scored["token_logprobs"])
 
 
 def sampled_topk(choice: Value, k: int, tokens: int) -> TopK:
@@ -54,13 +54,6 @@ def prompt_rows(reply: Value, first_choice: Value) -> Value:
 def _token_ids(told: Value, scored: Value) -> NDArray[np.int64]:
     """vLLM before `return_token_ids` tells the ids as `token_id:N` texts only."""
     return token_ids(told) if told is not None else _ids_of(document.plain(scored["tokens"]))
-
-
-def _logprobs(values: Value) -> NDArray[np.float64]:
-    try:
-        return document.floats(values)
-    except document.UNREADABLE as error:
-        raise ReplyError(f"with logprobs that are not all numbers ({short(error)})") from None
 
 
 def _ids_of(texts: Sequence[Any]) -> NDArray[np.int64]:

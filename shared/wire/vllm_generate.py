@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shared.core.faults import FaultClass
 from shared.wire import document
-from shared.wire.vllm_scores import ReplyError, numbers, token_ids, topk_rows
+from shared.wire.vllm_scores import ReplyError, numbers, sampled_logprobs, token_ids, topk_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ def tokens_told(choice: Value) -> int:
 
 def sampled(choice: Value) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The sampled tokens and their logprobs. Raises `ReplyError`."""
-    logprobs = numbers([place["logprob"] for place in _content(choice)])
+    logprobs = sampled_logprobs([place["logprob"] for place in _content(choice)])
     if logprobs.min(initial=0.0) <= _CLAMPED:
         raise NotComputed(f"with the logprob {logprobs.min():g} (the model computes NaN: bad weights or adapter)")
     return token_ids(choice["token_ids"]), logprobs

@@ -44,6 +44,14 @@ def token_ids(told: Value) -> NDArray[np.int64]:
     return ids
 
 
+def sampled_logprobs(told: Value) -> NDArray[np.float64]:
+    """float64[len]. Raises `ReplyError`."""
+    try:
+        return document.floats(told)
+    except document.UNREADABLE as error:
+        raise ReplyError(f"with logprobs that are not all numbers ({short(error)})") from None
+
+
 def short(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:120]
 

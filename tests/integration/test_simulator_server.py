@@ -164,6 +164,19 @@ async def test_generate_draws_the_same_tokens(bench: Bench) -> None:
     assert document["choices"][0]["token_ids"] == sampled("sim/tiny", [10, 11, 12], 7, 4)[0].tolist()
 
 
+async def test_a_generation_of_nothing_is_invalid(bench: Bench) -> None:
+    client = await bench.client()
+    status, document = await client.call("POST", "/inference/v1/generate", {})
+    assert (status, document["error"]["param"]) == (400, "body.token_ids")
+
+
+@configured(scale_out=False)
+async def test_generations_can_be_off(bench: Bench) -> None:
+    client = await bench.client()
+    assert (await client.call("POST", "/inference/v1/generate", {}))[0] == 403
+    assert bench.simulator.stats()["received"] == 0
+
+
 async def test_pipelined_requests_are_answered_in_order(bench: Bench) -> None:
     bench.simulator.set_faults([{"kind": "delay", "delay_s": 0.05, "next": 1}])
     client = await bench.client()

@@ -31,9 +31,11 @@ DEAD: Final = {"error": {"message": "EngineCore encountered an issue. See stack 
 NO_MODEL: Final = {"error": {"message": "The model `x` does not exist.", "param": "model", "code": 404}}
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("upstream-faults"), *FLAGS) as stack:
+@pytest.fixture(scope="module", params=["completions", "generate"])
+def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """What a fault comes to is the same by either of vLLM's endpoints."""
+    flags = (*FLAGS, "--upstream-protocol", request.param)
+    with running_stack(tmp_path_factory.mktemp("upstream-faults"), *flags) as stack:
         yield stack
 
 

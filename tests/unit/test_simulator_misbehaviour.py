@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.simulator import generate_api
 from gateway.simulator.ask import Ask
 from gateway.simulator.completion import generate
 from gateway.simulator.faults import Fault
@@ -98,3 +99,40 @@ def test_replies_are_cut_after_the_head_or_in_the_body() -> None:
     cut_at = spoil(reply_to(), Fault("reset_in_body")).cut_at
     assert cut_at is not None
     assert head < cut_at < head + len(reply_to().body)
+
+
+# -- generations ------------------------------------------------------------------------------------------------------
+
+
+def spoiled_generation(kind: str, ask: Ask = FULL, **options: Any) -> Any:
+    body = generate_api.render(ask, generate(ask, 0), "x", 1)
+    return json.loads(spoil(HttpReply(body=body), Fault(kind, options)).body)
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_an_aborted_generation_keeps_some_tokens(kept: int) -> None:
+    """D9, D16, D17"""
+    for choice in spoiled_generation("abort", tokens=kept)["choices"]:
+        assert choice["finish_reason"] == "abort"
+        assert len(choice["logprobs"]["content"]) == kept == len(choice["token_ids"])
+
+
+def test_a_generation_is_spoiled_in_the_same_ways() -> None:
+    """D3, D4, D10, D13"""
+    assert spoiled_generation("null_logprobs")["choices"][0]["logprobs"]["content"][-1]["logprob"] is None
+    assert len(spoiled_generation("wrong_lengths")["choices"][0]["logprobs"]["content"]) == 3
+    assert len(spoiled_generation("missing_choices")["choices"]) == 1
+    assert spoiled_generation("bad_token", value=-1)["choices"][0]["token_ids"][0] == -1
+    told = [
+        place["logprob"] for choice in spoiled_generation("nan")["choices"] for place in choice["logprobs"]["content"]
+    ]
+    assert set(told) == {-9999.0}
+
+
+def test_weights_change_in_the_middle_of_a_generation() -> None:
+    for choice in spoiled_generation("weights_changed", versions=["a", "b"])["choices"]:
+        assert choice["weight_versions"] == [
+            {"version": "a", "start": 0, "end": 2},
+            {"version": "b", "start": 2, "end": 4},
+        ]
+    assert spoiled("weights_changed") == json.loads(reply_to().body)

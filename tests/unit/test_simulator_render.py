@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gateway.simulator import generate_api
-from gateway.simulator.ask import Ask, Served, read_ask
+from gateway.simulator.ask import Ask, Refused, Served, read_ask
 from gateway.simulator.completion import generate
 from gateway.simulator.render import completion, metrics, models
 from gateway.simulator.stats import Stats
@@ -38,7 +38,7 @@ COMPLETIONS = [
     "23_xreqid",
     "24_gen_a1",
 ]
-GENERATIONS = ["50_gen_lp0", "50_gen_n2_lp0", "50_gen_plp1"]
+GENERATIONS = ["50_gen_lp0", "50_gen_lp1", "50_gen_n2_lp0", "50_gen_plp1"]
 
 
 def shape(value: Any) -> Any:
@@ -144,19 +144,55 @@ def test_usage_counts_the_prompt_once() -> None:
 @pytest.mark.parametrize("name", GENERATIONS)
 def test_generate_has_the_shape_of_the_recorded_one(name: str) -> None:
     recorded = recording(name)
-    ask = read_ask(generate_api.as_completion(recorded.asked, 4096), SERVED)
-    ours = json.loads(generate_api.render(ask, generate(ask, 0), "some-id", 1))
-    theirs = json.loads(recorded.body)
-    for document in (ours, theirs):
-        # Of the best tokens at each place of the prompt, this path tells only the prompt's own.
-        rows = document["prompt_logprobs"] or []
-        document["prompt_logprobs"] = [row and len(row) > 0 for row in rows]
-    assert shape(ours) == shape(theirs)
+    assert shape(generated(recorded.asked)) == shape(json.loads(recorded.body))
 
 
-def test_generate_goes_to_the_end_of_the_context_when_not_told() -> None:
-    asked = {"model": "tiny", "token_ids": [1, 2], "sampling_params": {}}
-    assert read_ask(generate_api.as_completion(asked, 100), replace(SERVED, max_model_len=100)).max_tokens == 98
+def generated(asked: dict[str, Any]) -> Any:
+    ask = generate_api.read(asked, SERVED)
+    return json.loads(generate_api.render(ask, generate(ask, 0), "some-id", 1))
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_a_generation_tells_the_best_tokens_as_a_completion_does(k: int) -> None:
+    """The sampled token counts as one of the k: with one more, the k best are among them."""
+    params = {"max_tokens": 6, "seed": 3, "temperature": 0.5}
+    completed = json.loads(
+        body_for(
+            {"model": "tiny", "prompt": [5, 6], **params, "logprobs": k, "return_tokens_as_token_ids": True},
+        )
+    )["choices"][0]["logprobs"]
+    content = generated({"model": "tiny", "token_ids": [5, 6], "sampling_params": {**params, "logprobs": k + 1}})[
+        "choices"
+    ][0]["logprobs"]["content"]
+    assert [place["logprob"] for place in content] == completed["token_logprobs"]
+    for place, row in zip(content, completed["top_logprobs"], strict=True):
+        entries = place["top_logprobs"]
+        assert len(entries) == k + 1
+        assert entries[0] == {name: place[name] for name in ("token_id", "logprob", "rank")}
+        assert [entry["rank"] for entry in entries[1:]] == sorted(entry["rank"] for entry in entries[1:])
+        told = {f"token_id:{entry['token_id']}": entry["logprob"] for entry in entries}
+        assert row.items() <= told.items()
+
+
+@pytest.mark.parametrize(("params", "max_tokens"), [({}, 98), ({"max_tokens": 5}, 5), ({"max_tokens": 1000}, 98)])
+def test_generate_goes_to_the_end_of_the_context_when_not_told(params: dict[str, Any], max_tokens: int) -> None:
+    asked = {"model": "tiny", "token_ids": [1, 2], "sampling_params": params}
+    assert generate_api.read(asked, replace(SERVED, max_model_len=100)).max_tokens == max_tokens
+
+
+@pytest.mark.parametrize("asked", [{}, [], None, {"token_ids": [1]}, {"token_ids": 1, "sampling_params": {}}])
+def test_a_generation_of_nothing_is_refused_before_its_model_is_looked_for(asked: Any) -> None:
+    with pytest.raises(Refused) as caught:
+        generate_api.read(asked, SERVED)
+    assert caught.value.status == 400
+
+
+def test_a_generation_has_other_bounds_than_a_completion() -> None:
+    asked = {"model": "tiny", "token_ids": [1, 2], "sampling_params": {"stop": ["a"] * 50, "n": 9, "max_tokens": 1}}
+    assert len(generate_api.read(asked, SERVED).stop) == 50
+    assert generate_api.read(asked, SERVED, max_num_seqs=9).n == 9
+    with pytest.raises(Refused, match=r"max_num_seqs \(8\), got 9"):
+        generate_api.read(asked, SERVED, max_num_seqs=8)
 
 
 def test_models_have_the_shape_of_the_recorded_ones() -> None:

@@ -13,6 +13,7 @@ from shared.config import Settings
 from shared.core import retry
 from shared.core.faults import Fault
 from shared.core.record import Claim
+from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
 from shared.counters import Counters
 from shared.store.memory import MemoryServer, MemoryStore
 from tests.worker_bench import OWNER, TARGET, session, spec
@@ -40,13 +41,20 @@ ASKED: Final = {"model": "sim/tiny", "max_tokens": 2, "logprobs": 0, "return_tok
 class Line:
     """A forwarder with a client of its own, and one upstream."""
 
-    def __init__(self, url: str, resolve: Resolve | None = None, clock: Clock | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        resolve: Resolve | None = None,
+        clock: Clock | None = None,
+        protocol: ProtocolChoice = ProtocolChoice.COMPLETIONS,
+        **settings: Any,
+    ) -> None:
         chosen = Settings(upstreams=(url,), **{"read_timeout_s": 30.0, "connect_timeout_s": 30.0, **settings})
         self.client = make_client(chosen, None, resolve)
         self.probes = make_probe_session(chosen, None)
         self.clock = clock or SystemClock()
         self.forwarder = Forwarder(self.client, self.probes, self.clock)
-        self.pool = UpstreamPool((url,), self.forwarder, Catalogue((), ""), self.clock)
+        self.pool = UpstreamPool((url,), self.forwarder, Catalogue((), ""), self.clock, protocol=protocol)
         self.upstream = self.pool.choose("sim/tiny")
         self.counters = Counters()
 
@@ -54,8 +62,7 @@ class Line:
         self, name: str = "r-a1", upstream: Upstream | None = None, prompt: Sequence[int] = (10,)
     ) -> bytes | Fault:
         to = upstream or self.upstream
-        body = json.dumps({**ASKED, "prompt": prompt}).encode()
-        return await self.forwarder.post(to, to.completions_url, body, {"X-Request-Id": name})
+        return await self.forwarder.post(to, to.samples_url(to.protocol), _asked(to, prompt), {"X-Request-Id": name})
 
     async def fault(self) -> Fault:
         outcome = await self.ask()
@@ -83,6 +90,13 @@ class Line:
     async def close(self) -> None:
         self.client.close()
         await self.probes.close()
+
+
+def _asked(upstream: Upstream, prompt: Sequence[int]) -> bytes:
+    if upstream.protocol is UpstreamProtocol.COMPLETIONS:
+        return json.dumps({**ASKED, "prompt": prompt}).encode()
+    params = {"max_tokens": ASKED["max_tokens"], "logprobs": ASKED["logprobs"]}
+    return json.dumps({"model": ASKED["model"], "token_ids": prompt, "sampling_params": params}).encode()
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from gateway.simulator.simulator import Simulator
 from shared.clock import ManualClock
 from shared.core.faults import BreakKind, Fault, FaultClass
 from shared.core.lifecycle import State
+from shared.core.upstream_protocol import ProtocolChoice
 from shared.histogram import count
 from tests.integration.upstream.lines import Line, line
 from tests.worker_bench import until
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
 async def simulator() -> AsyncIterator[Simulator]:
     async with Simulator(SimulatorConfig()) as made:
         yield made
+
+
+@pytest.fixture(params=[ProtocolChoice.COMPLETIONS, ProtocolChoice.GENERATE], ids=lambda choice: choice.value)
+def protocol(request: pytest.FixtureRequest) -> ProtocolChoice:
+    """What goes wrong is the same by either."""
+    chosen: ProtocolChoice = request.param
+    return chosen
 
 
 @contextmanager
@@ -78,8 +86,8 @@ async def server(
 # -- whole replies ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_reply_is_its_body(simulator: Simulator) -> None:
-    async with line(simulator.url) as made:
+async def test_a_reply_is_its_body(simulator: Simulator, protocol: ProtocolChoice) -> None:
+    async with line(simulator.url, protocol=protocol) as made:
         reply = await made.ask()
         assert isinstance(reply, bytes)
         assert json.loads(reply)["choices"][0]["finish_reason"] == "length"
@@ -99,10 +107,10 @@ async def test_a_reply_is_its_body(simulator: Simulator) -> None:
     ],
 )
 async def test_other_statuses_are_faults(
-    simulator: Simulator, status: int, more: dict[str, Any], kind: FaultClass, down: bool
+    simulator: Simulator, status: int, more: dict[str, Any], kind: FaultClass, down: bool, protocol: ProtocolChoice
 ) -> None:
     simulator.set_faults([{"kind": "status", "status": status, **more}])
-    async with line(simulator.url) as made:
+    async with line(simulator.url, protocol=protocol) as made:
         fault = await made.fault()
         assert (fault.kind, fault.upstream_down) == (kind, down)
         assert fault.retry_after_s == (7.0 if status == 503 else None)
@@ -120,9 +128,11 @@ async def test_other_statuses_are_faults(
         ("reset_in_body", FaultClass.AMBIGUOUS, False),
     ],
 )
-async def test_a_connection_that_is_cut(simulator: Simulator, misbehaviour: str, kind: FaultClass, down: bool) -> None:
+async def test_a_connection_that_is_cut(
+    simulator: Simulator, misbehaviour: str, kind: FaultClass, down: bool, protocol: ProtocolChoice
+) -> None:
     simulator.set_faults([{"kind": misbehaviour}])
-    async with line(simulator.url) as made:
+    async with line(simulator.url, protocol=protocol) as made:
         fault = await made.fault()
         assert (fault.kind, fault.upstream_down) == (kind, down)
         assert simulator.url in fault.message
@@ -198,10 +208,10 @@ async def test_a_server_without_tls(simulator: Simulator) -> None:
         assert (fault.kind, fault.upstream_down) == (FaultClass.NEVER_EXECUTED, True)
 
 
-async def test_an_upstream_that_never_answers(simulator: Simulator) -> None:
+async def test_an_upstream_that_never_answers(simulator: Simulator, protocol: ProtocolChoice) -> None:
     """A15: final at the deadline, and the generation is given up."""
     simulator.set_faults([{"kind": "hang"}])
-    async with line(simulator.url, read_timeout_s=0.1) as made:
+    async with line(simulator.url, read_timeout_s=0.1, protocol=protocol) as made:
         fault = await made.fault()
         assert (fault.kind, fault.upstream_down) == (FaultClass.AMBIGUOUS, False)
         assert BreakKind.READ_TIMEOUT.value in fault.message
