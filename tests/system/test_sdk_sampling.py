@@ -26,9 +26,10 @@ PROMPT: Final = [101, 102, 103, 104, 105, 106]
 MANY: Final = 200
 CONTEXT_TOKENS: Final = 2_048
 SETUPS: Final = [
-    *(pytest.param((version, "auto"), id=version) for version in VERSIONS),
+    *(pytest.param((version, "auto", "completions"), id=version) for version in VERSIONS),
     # From 0.27.2 on there are two ways of waiting; the older ones have this one only.
-    pytest.param(("0.38.0", "off"), id="0.38.0-off"),
+    pytest.param(("0.38.0", "off", "completions"), id="0.38.0-off"),
+    pytest.param(("0.38.0", "auto", "generate"), id="0.38.0-generate"),
 ]
 
 
@@ -39,6 +40,7 @@ class Run:
     sdk: SdkEnv
     stack: Stack
     session_poll: str
+    protocol: str
     requests: dict[str, Any]
     told: dict[str, Any]
 
@@ -93,7 +95,9 @@ def all_requests(sdk: SdkEnv, stack: Stack) -> dict[str, Any]:
         "image": sample(PROMPT, max_tokens=4) | {"prompt": [{"tokens": PROMPT}, {"image": "not really"}]},
         "empty chunk": sample(PROMPT, max_tokens=4, seed=7) | {"prompt": [{"tokens": []}, {"tokens": PROMPT}]},
         "empty prompt": sample([], max_tokens=4),
-        "too many stops": sample(PROMPT, max_tokens=4, stop=["a", "b", "c", "d", "e"]),
+        "many stops": sample(
+            PROMPT, max_tokens=16, seed=7, stop=["never", "a", "b", "c", text_of(fifth_token(stack)) + " "]
+        ),
         "too hot": sample(PROMPT, max_tokens=4, temperature=2.5),
     }
     if sdk.release >= (0, 29):
@@ -130,16 +134,16 @@ def run(
     tmp_path_factory: pytest.TempPathFactory,
     published_sdk: Callable[[str], SdkEnv],
 ) -> Iterator[Run]:
-    version, session_poll = request.param
+    version, session_poll, protocol = request.param
     sdk = published_sdk(version)
     simulator_flags = ["--max-model-len", str(CONTEXT_TOKENS)]
-    flags = ["--session-poll", session_poll]
+    flags = ["--session-poll", session_poll, "--upstream-protocol", protocol]
     with running_stack(tmp_path_factory.mktemp("sdk"), *flags, simulator_flags=simulator_flags) as stack:
         requests = all_requests(sdk, stack)
         main = {"base_model": stack.model}
         clients = {"main": main, "other": main, "unknown": {"base_model": "no/such-model"}}
         told = run_script(sdk, stack, "run_requests.py", clients=clients, requests=requests)
-        yield Run(sdk, stack, session_poll, requests, told)
+        yield Run(sdk, stack, session_poll, protocol, requests, told)
 
 
 def test_one_sample(run: Run) -> None:
@@ -260,7 +264,6 @@ def test_only_the_last_prompt_logprobs(run: Run) -> None:
     [
         ("image", "image"),
         ("empty prompt", "the prompt is empty"),
-        ("too many stops", "stop"),
         ("too hot", "temperature"),
         ("alternatives", "prompt_alt_tokens_k"),
         ("targets", "target_prompt_logprobs"),
@@ -274,6 +277,17 @@ def test_what_cannot_be_honoured_is_refused_by_name(run: Run, name: str, words: 
     error = run.error(name)
     assert error["error"] == "BadRequestError"
     assert words in error["message"]
+
+
+def test_a_long_stop_list_is_honoured_or_refused_by_name(run: Run) -> None:
+    """vLLM's /v1/completions takes four."""
+    if run.protocol == "completions":
+        error = run.error("many stops")
+        assert error["error"] == "BadRequestError"
+        assert "stop has 5 strings" in error["message"]
+        assert "--upstream-protocol" in error["message"]
+    else:
+        assert run.tokens("many stops") == run.tokens("stop strings")
 
 
 def test_an_empty_chunk_counts_for_nothing(run: Run) -> None:
