@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from workers.deps import Deps
     from workers.endpoint import Request
     from workers.responses import Reply, Streamed
+    from workers.turns import Turns
 
     Route_ = tuple[str, str, Callable[[Deps, Request], Awaitable[Reply | Streamed]]]
 
@@ -70,8 +71,7 @@ class PublicApp:
 
     def __init__(self, deps: Deps) -> None:
         make = partial(_endpoint, deps)
-        self._turns = deps.turns
-        self.routes = {(method, API + path): make(handler) for method, path, handler in HOT}
+        self.routes = {(method, API + path): make(handler, turns=deps.turns) for method, path, handler in HOT}
         self.starlette = _starlette(make, (*ROUTED, *(UNTRAINED if deps.trainer is None else TRAINED)))
         self._elsewhere = make(training.pass_on, streamed=True)
         self._nowhere = self.starlette.router.default
@@ -79,11 +79,7 @@ class PublicApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         hot = self.routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
-        if hot is None:
-            await self.starlette(scope, receive, send)
-            return
-        await self._turns.take()
-        await hot(scope, receive, send)
+        await (hot or self.starlette)(scope, receive, send)
 
     async def _not_ours(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A path that no route has: the trainer's, or nobody's."""
@@ -110,6 +106,7 @@ def _endpoint(
     kind: type[Endpoint] = Endpoint,
     public: bool = False,
     streamed: bool = False,
+    turns: Turns | None = None,
 ) -> Endpoint:
     return kind(
         partial(handler, deps),
@@ -118,6 +115,7 @@ def _endpoint(
         lambda: deps.live.settings.max_body_bytes,
         public=public,
         streamed=streamed,
+        turns=turns,
     )
 
 

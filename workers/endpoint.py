@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from workers.http.watch import Connection
     from workers.keyring import Caller, Keyring
     from workers.responses import Reply
+    from workers.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +62,16 @@ class Endpoint:
         *,
         public: bool = False,
         streamed: bool = False,
+        turns: Turns | None = None,
     ) -> None:
-        """`streamed`: the handler takes the body as it comes."""
+        """`streamed`: the handler takes the body as it comes. `turns`: requests come in crowds, and wait for theirs."""
         self._handler = handler
         self._keyring = keyring
         self._counters = counters
         self._max_body_bytes = max_body_bytes
         self._public = public
         self._streamed = streamed
+        self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._counters.http_requests += 1
@@ -100,6 +103,8 @@ class Endpoint:
         headers = dict(scope["headers"])
         # Before the body is read: a stranger cannot make us hold bytes.
         caller = ANONYMOUS if self._public else self._keyring().identify(_text(self._api_key(headers)))
+        if self._turns is not None:
+            await self._turns.take(caller.digest)
         body = b"" if self._streamed else await read_body(headers, receive, self._max_body_bytes())
         path, trace = scope.get("path_params", {}), traceparent_of(headers.get(b"traceparent"))
         accept = headers.get(b"accept")

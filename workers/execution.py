@@ -124,12 +124,13 @@ class Executor:
         calls = vllm.plan_calls(running.spec, target.upstream_name, target.context_tokens, upstream.protocol)
         decoded: list[vllm.Decoded] = []
         # Those that an upstream has dropped come here all at once.
-        await self._turns.take()
+        party = running.holding.digest
+        await self._turns.take(party)
         for call in calls:
             self._counters.attempts += 1
             upstream.sent += 1
             headers = _headers(running, call, attempt)
-            url, party = upstream.samples_url(call.protocol), running.holding.digest
+            url = upstream.samples_url(call.protocol)
             body = await self._forwarder.post(upstream, url, call.body, headers, party)
             if isinstance(body, Fault):
                 return body

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.app_bench import API, AppBench, asleep, request_id
+from tests.app_bench import API, KEY_A, KEY_B, KEYS, AppBench, asleep, request_id, session_of
 from tests.worker_bench import SESSION_ID, session
 
 if TYPE_CHECKING:
@@ -33,6 +33,16 @@ async def test_health_and_heartbeats_are_answered_in_the_midst_of_a_crowd(worker
     await heartbeat
     assert not crowd[-1].done()
     assert {answered.status for answered in await asyncio.gather(*crowd)} == {200}
+
+
+async def test_a_key_does_not_wait_for_all_that_another_has_sent() -> None:
+    worker = await AppBench(api_keys=KEYS).open()
+    crowded, quiet = session_of(KEY_A), session_of(KEY_B, 1)
+    crowd = [asyncio.create_task(worker.asample(seq_id, crowded, key=KEY_A)) for seq_id in SEQ_IDS]
+    assert (await worker.asample(1, quiet, key=KEY_B)).status == 200
+    assert sum(submission.done() for submission in crowd) < CROWD / 4
+    await asyncio.gather(*crowd)
+    await worker.close()
 
 
 async def test_polls_that_one_announcement_wakes_look_in_turns(worker: AppBench) -> None:

@@ -81,7 +81,7 @@ async def _await_record(deps: Deps, request: Request, key: SampleKey) -> Record 
                     return record
             woken = await waiter.wait()
             # One announcement may wake thousands.
-            await deps.turns.take()
+            await deps.turns.take(request.caller.digest)
             if not isinstance(woken, Wake):
                 return woken
             if waiter.ended is not None:
