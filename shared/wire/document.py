@@ -51,8 +51,20 @@ if simdjson is not None:
 load: Final = LOADERS.get("simdjson", _load_plain)
 
 
+def piece_parser() -> Callable[[Body], Value] | None:
+    """For many small documents, one after the other: each must be gone before the next. None without pysimdjson."""
+    return simdjson.Parser().parse if simdjson is not None else None
+
+
+def is_container(value: Value) -> bool:
+    """Whether `piece_parser`'s library made an object or an array of it."""
+    return simdjson is not None and isinstance(value, simdjson.Object | simdjson.Array)
+
+
 def integers(array: Value) -> NDArray[np.int64]:
     """int64[len]; a float, even 2.0, and whatever else is not an integer are one of `UNREADABLE`."""
+    if isinstance(array, np.ndarray):
+        return array.astype(np.int64, casting="safe", copy=False)
     if isinstance(array, list):
         _require(all(type(item) is int for item in array), "not an integer")
         return np.array(array, np.int64)
@@ -61,6 +73,8 @@ def integers(array: Value) -> NDArray[np.int64]:
 
 def floats(array: Value) -> NDArray[np.float64]:
     """float64[len]; null is one of `UNREADABLE`, never a zero."""
+    if isinstance(array, np.ndarray):
+        return array.astype(np.float64, casting="safe", copy=False)
     if isinstance(array, list):
         _require(all(type(item) in (int, float) for item in array), "not a number")
         return np.array(array, np.float64)

@@ -22,7 +22,7 @@ from shared.store import forms
 from shared.store.base import StoreError, StoreRefused
 from shared.store.connection import Connection
 from shared.store.replies import error_of
-from shared.wire import document, proto, tinker
+from shared.wire import document, long_reply, proto, tinker
 from shared.wire.tinker_sample import SampleCall, decode_sample
 from shared.wire.vllm import Decoded, UpstreamCall, combine, decode_reply
 from tests.fuzz.damage import damaged
@@ -68,6 +68,18 @@ def test_replies_of_vllm(body: bytes, asked: Any, loader: str) -> None:
     """D3, D4, D13, D14"""
     found = decode_reply(asked.call, asked.spec, body, document.LOADERS[loader])
     assert isinstance(found, (Decoded, Fault))
+
+
+@fuzz
+@given(damaged(*(one.body for one in RECORDED)), st.sampled_from(RECORDED), st.integers(1, 100))
+def test_long_replies_of_vllm(body: bytes, asked: Any, piece_bytes: int) -> None:
+    """Read in parts, a reply is what it is as a whole, or nothing is said of it."""
+    reply = long_reply.load(body, asked.call.sequences, piece_bytes)
+    if reply is not None and not asked.call.scores and not asked.spec.topk_sample_logprobs:
+        found = decode_reply(asked.call, asked.spec, body, lambda _: reply)
+        whole = decode_reply(asked.call, asked.spec, body, document.load)
+        assert type(found) is type(whole)
+        assert found == whole or isinstance(found, Fault)
 
 
 def _encoded_result() -> bytes:
