@@ -72,6 +72,7 @@ def tables(report: Mapping[str, Any]) -> RenderableType:
         _table("workers", [_worker_row(worker) for worker in report["workers"]]),
         _table("upstreams", [_upstream_row(upstream) for upstream in report["upstreams"]]),
         _table("samples", [{"what": name.replace("_", " "), "count": n} for name, n in report["samples"].items()]),
+        *([_table("keys", [_key_row(key) for key in report["keys"]])] if report["keys"] else ()),
         f"sessions: {report['sessions']}",
     )
 
@@ -103,6 +104,16 @@ def _upstream_row(upstream: Mapping[str, Any]) -> dict[str, Any]:
         "p50 s": latency_s["p50"],
         "p99 s": latency_s["p99"],
         "logprobs": words[upstream["logprobs_scale"]],
+    }
+
+
+def _key_row(key: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": key["name"],
+        "in flight": key["in_flight"],
+        "bytes": human_bytes(key["in_flight_bytes"]),
+        "samples": key["samples"],
+        "refused with 429": key["rejected"],
     }
 
 

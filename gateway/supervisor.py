@@ -19,6 +19,7 @@ from gateway import actions
 from gateway import fleet as fleets
 from gateway.admin.accumulator import Accumulator
 from gateway.admin.app import admin_app, admin_server
+from gateway.admin.key_ledger import KeyLedger
 from gateway.admin.report import undelivered
 from gateway.admin.timings import TimingLedger
 from gateway.admin.view import SlotView, SpareView, View
@@ -85,6 +86,7 @@ class Supervisor:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._processes: dict[int, WorkerProcess] = {}
         self._accumulator = Accumulator()
+        self._keys = KeyLedger()
         self._timings = TimingLedger()
         self._reaping: set[asyncio.Task[None]] = set()
         self._halt: actions.Halt | None = None
@@ -161,6 +163,7 @@ class Supervisor:
     def on_message(self, serial: int, message: ToSupervisor) -> None:
         if isinstance(message, Status):
             self._accumulator.update(serial, message.counters)
+            self._keys.update(serial, message.keys)
             follow_upstreams(self.logprobs_scale, message.upstreams)
             self._timings.update(serial, message)
             self._events.put_nowait(partial(self._fleet.heard, serial))
@@ -180,6 +183,7 @@ class Supervisor:
         slot = process.config.slot if process.config is not None else "spare"
         log.log(level, "a worker has ended", extra={"slot": slot, "pid": process.pid, "code": code})
         self._accumulator.forget(serial)
+        self._keys.forget(serial)
         self._timings.forget(serial)
         if process.config is not None:
             task = asyncio.get_running_loop().create_task(self._reap(process.config))
@@ -293,12 +297,14 @@ class Supervisor:
     # -- what operators see -------------------------------------------------------------------------------------
 
     def view(self) -> View:
+        slots = tuple(self._slot_view(slot) for slot in self._fleet.slots)
+        names = [key.name for key in self.settings.api_keys or ()]
         return View(
             url=self._means.public_url,
             version=self._means.version,
             started_at_s=self._started_at_s,
             stopping=self._fleet.halting,
-            slots=tuple(self._slot_view(slot) for slot in self._fleet.slots),
+            slots=slots,
             redis_url=redacted(self._means.redis_url),
             redis_embedded=self.settings.redis_url is None,
             redis=self._means.backing.info,
@@ -310,6 +316,7 @@ class Supervisor:
             redis_lag_ms=self._means.backing.lag_ms,
             since_start=self._timings.since_start(),
             last_minute=self._timings.last_minute(),
+            keys=self._keys.views(names, [slot.status for slot in slots if slot.status is not None]),
         )
 
     async def upstream_list(self, wanted: Sequence[str] | None) -> Sequence[str]:

@@ -73,6 +73,16 @@ class UpstreamStatus(msgspec.Struct, frozen=True):
     protocol: str | None = None  # how it is asked for samples; None while that is not known
 
 
+class KeyStatus(msgspec.Struct, frozen=True):
+    """What one API key, by the operator's name for it, holds of a worker now, and has asked of it since it started."""
+
+    name: str
+    in_flight: int
+    in_flight_bytes: int
+    samples: int
+    rejected: int
+
+
 class Status(msgspec.Struct, tag="status", frozen=True):
     """A worker's own view of itself. Counters count from the start of this process."""
 
@@ -88,6 +98,7 @@ class Status(msgspec.Struct, tag="status", frozen=True):
     paused: int = 0  # samples that wait until an upstream takes them
     passed_in_flight: int = 0  # requests that are passed through
     stages: dict[str, tuple[float, ...]] = {}  # histograms by the names of `shared.counters.Stages`
+    keys: tuple[KeyStatus, ...] = ()  # those of the keys file that have asked for anything here
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.admin.key_ledger import KeyView
 from gateway.admin.timings import TimingLedger
 from gateway.admin.view import SlotView, View
 from gateway.machine import Usage
@@ -72,4 +73,5 @@ VIEW: Final = View(
     logprobs_scale={"http://u0": False, "http://u1": None},
     since_start=ledger().since_start(),
     last_minute=ledger().last_minute(),
+    keys=(KeyView("alice", 3, 300, 7, 2), KeyView("bob", 0, 0, 0, 0)),
 )

@@ -173,7 +173,7 @@ class Dispatcher:
         try:
             first = await self._store.begin(running.key, running.claim)
         except StoreUnavailable as error:
-            self.room.count_rejection("store")
+            self.room.count_rejection("store", running.holding.tally)
             if error.maybe_done:
                 running.task = asyncio.create_task(self._begin_until_known(running))
             else:
@@ -182,7 +182,7 @@ class Dispatcher:
         except StoreError as error:
             if isinstance(error, StoreFull):
                 self._note_full()
-            self.room.count_rejection("store")
+            self.room.count_rejection("store", running.holding.tally)
             self._abandon(running, error)
             raise
         except asyncio.CancelledError:
@@ -199,6 +199,7 @@ class Dispatcher:
             return first
         running.begun.set_result(None)
         self._counters.begun += 1
+        running.holding.tally.samples += 1
         running.task = self._loop.create_task(self._run(running))
         return None
 

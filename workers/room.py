@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shared.config import Settings
     from shared.counters import Counters
     from workers.keyring import Caller
-    from workers.tenants import Holding, Tenants
+    from workers.tenants import Holding, Tally, Tenants
 
 _REJECTIONS: Final = {
     "in_flight": "rejected_in_flight",
@@ -53,7 +53,7 @@ class Room:
         load = Load(self._held, self.in_flight_bytes, store_full, self.draining, store_refilling)
         rejection = admit(load, self._limits, held_bytes, self._tenants.tenancy(caller))
         if rejection is not None:
-            self.count_rejection(rejection.reason)
+            self.count_rejection(rejection.reason, self._tenants.tally(caller))
             raise Overloaded(rejection.reason, rejection.message)
         self._held += 1
         self.in_flight_bytes += held_bytes
@@ -86,7 +86,8 @@ class Room:
             self.passed_in_flight -= 1
             self.release(holding, held_bytes)
 
-    def count_rejection(self, reason: str) -> None:
+    def count_rejection(self, reason: str, tally: Tally) -> None:
+        tally.rejected += 1
         name = _REJECTIONS.get(reason, "rejected_store")
         setattr(self._counters, name, getattr(self._counters, name) + 1)
 

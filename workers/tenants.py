@@ -1,15 +1,29 @@
-"""What each API key holds of this worker: the figures that admission compares with the key's limits and share."""
+"""What each API key holds of this worker: the figures that admission compares with the key's limits and share, and
+those that operators see.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from shared.channel import KeyStatus
 from shared.config import NO_LIMITS
 from shared.core.admission import ALONE, Tenancy, worker_part
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from workers.keyring import Caller
+
+
+@dataclass(eq=False, slots=True)
+class Tally:
+    """What the callers of one name have asked for: samples that were begun, and requests that were refused."""
+
+    name: str = ""
+    samples: int = 0
+    rejected: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -17,6 +31,7 @@ class Holding:
     """The samples in flight of one key, by its `Caller.digest`."""
 
     digest: bytes
+    tally: Tally = field(default_factory=Tally)
     in_flight: int = 0
     in_flight_bytes: int = 0
 
@@ -28,6 +43,8 @@ class Tenants:
         self.workers = workers
         self.shared = shared
         self._holdings: dict[bytes, Holding] = {}
+        # By the operator's names, of which there are as many as the file of keys ever held.
+        self._tallies: dict[str, Tally] = {}
 
     def tenancy(self, caller: Caller) -> Tenancy:
         if not self.shared and caller.limits is NO_LIMITS:
@@ -46,10 +63,24 @@ class Tenants:
         """One more sample of this caller; give what is returned to `release`."""
         holding = self._holdings.get(caller.digest)
         if holding is None:
-            holding = self._holdings[caller.digest] = Holding(caller.digest)
+            holding = self._holdings[caller.digest] = Holding(caller.digest, self.tally(caller))
         holding.in_flight += 1
         holding.in_flight_bytes += size_bytes
         return holding
+
+    def tally(self, caller: Caller) -> Tally:
+        return self._tallies.get(caller.name) or self._tallies.setdefault(caller.name, Tally(caller.name))
+
+    def statuses(self, names: Iterable[str]) -> tuple[KeyStatus, ...]:
+        """Of those of `names` that have asked for anything."""
+        return tuple(self._status(tally) for name in names if (tally := self._tallies.get(name)) is not None)
+
+    def _status(self, tally: Tally) -> KeyStatus:
+        # More than one for a while when the name has got another key.
+        held = [holding for holding in self._holdings.values() if holding.tally is tally]
+        in_flight = sum(holding.in_flight for holding in held)
+        in_flight_bytes = sum(holding.in_flight_bytes for holding in held)
+        return KeyStatus(tally.name, in_flight, in_flight_bytes, tally.samples, tally.rejected)
 
     def release(self, holding: Holding, size_bytes: int) -> None:
         holding.in_flight -= 1

@@ -1,7 +1,8 @@
 """`/metrics`: the view in Prometheus' words.
 
-Labels are bounded by the configuration: slots, upstream URLs, and the words that stand here. A counter of the workers
-that has no row in `_COUNTERS` and none of the prefixes appears under its own name, so that a new one is never lost.
+Labels are bounded by the configuration: slots, upstream URLs, names of keys, and the words that stand here. A counter
+of the workers that has no row in `_COUNTERS` and none of the prefixes appears under its own name, so that a new one is
+never lost.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class _ViewCollector(Collector):
         yield from _workers(self._view)
         yield from _latencies(self._view)
         yield from _upstreams(self._view)
+        yield from _keys(self._view)
         yield from _redis(self._view)
         yield _gauge("supervisor_loop_lag_ms", "Lag of the supervisor's event loop", self._view.loop_lag_ms)
 
@@ -181,6 +183,17 @@ def _upstreams(view: View) -> Iterator[Metric]:
         failures.add_metric([url], totals.faults)
         wasted.add_metric([url], totals.wasted_ms / 1000)
     yield from (up, in_flight, raw, failures, wasted)
+
+
+def _keys(view: View) -> Iterator[Metric]:
+    in_flight = _gauge("key_samples_in_flight", "Samples that run now, by the name of their API key", None, "key")
+    begun = _counter("key_samples_begun", ["key"], "Samples accepted, by the name of their API key")
+    rejected = _counter("key_samples_rejected", ["key"], "Requests answered with 429, by the name of their API key")
+    for key in view.keys:
+        in_flight.add_metric([key.name], key.in_flight)
+        begun.add_metric([key.name], key.samples)
+        rejected.add_metric([key.name], key.rejected)
+    yield from (in_flight, begun, rejected)
 
 
 def _redis(view: View) -> Iterator[Metric]:

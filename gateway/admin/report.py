@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,6 +50,7 @@ def status(view: View) -> dict[str, Any]:
         "counters": {name: int(value) for name, value in sorted(view.totals.items()) if name != "cpu_seconds"},
         "undelivered": undelivered(view.totals),
         "stages_s": {stage: _quantiles(histogram) for stage, histogram in view.last_minute.stages.items()},
+        "keys": [asdict(key) for key in view.keys],
         # Every worker meets every session in time, since any request may land anywhere: not a sum.
         "sessions": max((status.sessions for status in _statuses(view)), default=0),
     }

@@ -10,6 +10,7 @@ from gateway.admin.timings import Timings
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gateway.admin.key_ledger import KeyView
     from gateway.machine import Usage
     from shared.channel import Status
     from shared.store.base import StoreInfo
@@ -47,7 +48,7 @@ class View:
     """`redis` is None while it does not answer; its URL is without a password. `spare`: None while there is none.
 
     `logprobs_scale`: by upstream, None where it is not known yet. `flag_upstreams`: those of the configuration, which
-    count while no list is published. `redis_lag_ms`: one round trip of the supervisor.
+    count while no list is published. `redis_lag_ms`: one round trip of the supervisor. `keys`: those of the file.
     """
 
     url: str
@@ -66,6 +67,7 @@ class View:
     redis_lag_ms: float = 0.0
     since_start: Timings = field(default_factory=Timings)
     last_minute: Timings = field(default_factory=Timings)
+    keys: tuple[KeyView, ...] = ()
 
 
 class Controls(Protocol):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from gateway.keys_file import new_entry
+from shared.config import NO_LIMITS
 from tests.browser import APPEARS_S, CHROMIUM, chromium
 from tests.system.stack import Gateway, Simulator
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from tests.browser import Page
 
 KEY: Final = "operators only"
+SAMPLING_KEY: Final = "tml-trainers"
 FAST_S: Final = "0.2"
 SLOW_S: Final = "2.0"
 # Set to a directory: pictures of the page are kept there. docs/dashboard.png is one of them.
@@ -46,6 +49,9 @@ class Bench:
             (directory / name).mkdir()
             self.simulators.append(Simulator(directory / name, "--mode", "latency", "--gen-seconds", seconds))
         self.fast, self.slow = (simulator.url for simulator in self.simulators)
+        keys_file = directory / "keys.toml"
+        keys_file.write_text(new_entry("trainers", SAMPLING_KEY, NO_LIMITS))
+        keys_file.chmod(0o600)
         flags = [
             "--upstream",
             self.slow,
@@ -53,6 +59,8 @@ class Bench:
             "2",
             "--admin-key-file",
             str(key_file),
+            "--api-keys-file",
+            str(keys_file),
             "--redis-memory",
             "64MiB",
         ]
@@ -67,6 +75,7 @@ class Bench:
     async def load(self) -> AsyncIterator[None]:
         """Samples of several clients until the block is over."""
         arguments = ["--url", self.gateway.url, "--samples", "20000", "--concurrency", CONCURRENCY]
+        arguments += ["--api-key", SAMPLING_KEY]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gateway", "bench", *arguments),
             stdout=asyncio.subprocess.DEVNULL,
@@ -131,6 +140,8 @@ async def test_it_shows_which_upstream_is_slow(bench: Bench, tmp_path: Path) -> 
         await page.appears(f"{points} >= {LOOKS}", within_s=APPEARS_S + 2 * LOOKS)
         assert await page.evaluate("document.querySelectorAll('#workers tbody tr').length") == 2
         assert await page.evaluate("document.querySelectorAll('#stages tbody tr').length") == 5
+        of_key = "document.querySelector('#keys tbody tr').textContent"
+        await page.appears(f"{of_key}.startsWith('trainers') && !document.querySelector('#callers').hidden")
         assert await page.evaluate("document.querySelector('#health').textContent") == "ready"
         await keep_picture(page, "dashboard")
         await page.resize(1280, 900, dark=True)

@@ -125,6 +125,31 @@ def all_new(before: set[int], workers: list[dict[str, Any]]) -> bool:
     return all(worker["state"] == "ready" and worker["pid"] not in before for worker in workers)
 
 
+def test_operators_see_who_asks_for_how_much(stack: Stack, keys: KeysFile) -> None:
+    """By name, on the workers' own word, in the status, the metrics and at the terminal; and never the key itself."""
+    eve = keys.add("eve", "--max-in-flight", "2")
+    assert call("POST", f"{stack.gateway.admin_url}/reload").status == 202
+    with closing(connect_to(stack.gateway, 0, eve)) as connection:
+        eventually(lambda: not refused(connection), "to be let in")
+        client = Client(connection, stack.model)
+        with stack.simulator.holding():
+            submit(connection, client.body(0, PROMPT))
+            assert connection.post("/api/v1/asample", client.body(1, PROMPT)).status == 429
+            eventually(lambda: seen(stack, "eve"), "eve's figures", until=lambda found: found["in_flight"] == 1)
+        found = eventually(lambda: seen(stack, "eve"), "its end", until=lambda found: found["in_flight"] == 0)
+    assert (found["samples"], found["rejected"]) == (1, 1)
+    told = call("GET", f"{stack.gateway.admin_url}/metrics").body.decode()
+    assert 'gateway_key_samples_begun_total{key="eve"} 1.0' in told
+    command = [sys.executable, "-m", "gateway", "status", "--admin", stack.gateway.admin_url]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
+    assert "eve" in shown
+    assert eve not in told + shown + call("GET", f"{stack.gateway.admin_url}/status").body.decode()
+
+
+def seen(stack: Stack, name: str) -> dict[str, Any]:
+    return next(key for key in stack.gateway.status()["keys"] if key["name"] == name)
+
+
 def test_a_new_key_comes_in_after_a_reload(stack: Stack, keys: KeysFile, alice: str) -> None:
     let_in(stack, keys, "carol")
     with closing(stack.gateway.connect(alice)) as connection:

@@ -173,7 +173,7 @@ class TestPage:
         assert asked
         assert asked <= set(body["redis"])
         each = set(re.findall(r"\beach\.(\w+)", script))
-        assert each <= {*body, *body["workers"][0], *body["upstreams"][0]}
+        assert each <= {*body, *body["workers"][0], *body["upstreams"][0], *body["keys"][0]}
 
 
 def test_the_terminal_shows_the_whole_status() -> None:

@@ -73,6 +73,16 @@ def test_by_upstream() -> None:
     assert found["gateway_upstream_wasted_seconds_total", "http://u1"] == 3.0
 
 
+def test_by_key_and_no_further_than_the_file_of_keys() -> None:
+    found = samples(VIEW)
+    assert found["gateway_key_samples_begun_total", "alice"] == 7
+    assert found["gateway_key_samples_rejected_total", "alice"] == 2
+    assert found["gateway_key_samples_in_flight", "alice"] == 3
+    assert found["gateway_key_samples_begun_total", "bob"] == 0
+    without = samples(replace(VIEW, keys=()))
+    assert not [name for name, _ in without if name.startswith("gateway_key_")]
+
+
 def test_without_redis() -> None:
     found = samples(replace(VIEW, redis=None))
     assert found["gateway_redis_up", ""] == 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shared.channel import KeyStatus
 from shared.config import ApiKey, KeyLimits
 from shared.core.admission import ALONE
 from shared.core.lifecycle import State
@@ -36,6 +37,19 @@ def test_what_is_held_is_counted_by_key() -> None:
     assert tenants.tenancy(A).active_keys == 2, "but for the one that asks"
 
 
+def test_a_name_is_counted_for_over_the_change_of_its_key() -> None:
+    tenants = Tenants(1, shared=True)
+    old, new = tenants.take(A, 10), tenants.take(Caller("a", b"n", b"N"), 20)
+    old.tally.samples += 1
+    new.tally.samples += 1
+    tenants.tally(A).rejected += 1
+    assert tenants.statuses(["a", "b"]) == (KeyStatus("a", 2, 30, samples=2, rejected=1),)
+    tenants.release(old, 10)
+    tenants.release(new, 20)
+    assert tenants.statuses(["a"]) == (KeyStatus("a", 0, 0, samples=2, rejected=1),)
+    assert tenants.statuses([]) == (), "it is in the file no more"
+
+
 def test_the_anonymous_one_is_alone() -> None:
     tenants = Tenants(2, shared=False)
     tenants.release(tenants.take(ANONYMOUS, 10), 10)
@@ -63,6 +77,8 @@ async def test_a_keys_cap_is_429_for_it_and_nobody_else() -> None:
     assert "its limit for this worker is 2 (max-in-flight)" in refused.json["detail"]
     assert (await ask(bench, KEY_A, 2)).status == 200, "a duplicate takes nothing"
     assert [(await ask(bench, KEY_B, seq_id)).status for seq_id in (1, 2, 3)] == [200] * 3
+    told = bench.tenants.statuses(key.name for key in KEYS)
+    assert [(key.in_flight, key.samples, key.rejected) for key in told] == [(2, 2, 1), (3, 3, 0)]
     bench.executor.finish(session_of(KEY_A).key(1))
     await until(lambda: bench.dispatcher.in_flight == 4)
     assert (await ask(bench, KEY_A, 3)).status == 200

@@ -256,6 +256,23 @@ function drawWorkers({ workers }) {
   ], workers, true);
 }
 
+function drawKeys({ keys }) {
+  $("callers").hidden = keys.length === 0;
+  const before = new Map(looks[0].status.keys.map((each) => [each.name, each]));
+  const lately = (each, name) => Math.max(each[name] - (before.get(each.name)?.[name] ?? 0), 0);
+  const most = Math.max(...keys.map((each) => each.in_flight), 1);
+  table("keys", [
+    ["Name", "name", (each) => each.name],
+    ["In flight", "number", (each) => count(each.in_flight)],
+    ["Held", "number", (each) => bytes(each.in_flight_bytes)],
+    ["Samples", "number", (each) => count(each.samples)],
+    ["Lately", "number", (each) => count(lately(each, "samples"))],
+    ["Refused", "number", (each) => count(each.rejected)],
+    ["Refused lately", "number", (each) => count(lately(each, "rejected"))],
+    ["Share in flight", "", (each) => bar(each.in_flight / most)],
+  ], keys, true);
+}
+
 function drawHealth(ready, status) {
   const { gateway } = status;
   $("identity").textContent = `${gateway.url}, version ${gateway.version}, since ${gateway.started_at.replace("T", " ")}`;
@@ -294,7 +311,7 @@ function draw(status, ready) {
   $("board").hidden = false;
   $("board").classList.remove("stale");
   drawHealth(ready, status);
-  for (const part of [drawTiles, drawUpstreams, drawStages, drawCounts, drawRedis, drawWorkers]) part(status);
+  for (const part of [drawTiles, drawUpstreams, drawStages, drawCounts, drawRedis, drawKeys, drawWorkers]) part(status);
 }
 
 async function look() {
