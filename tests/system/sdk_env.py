@@ -4,6 +4,11 @@ The real package with its real dependencies, but for `transformers`: only `get_t
 ask a model hub, and it is most of the download. The package comes from wherever this machine's package client looks.
 One has tinker-cookbook beside the SDK. An environment is built aside and renamed into place under a lock, so that a
 half-made one is never seen.
+
+    python -m tests.system.sdk_env
+
+makes all of them at the same time: beside other work they are there before a test asks for them. Whatever it cannot
+make is the tests' to report, which try again.
 """
 
 from __future__ import annotations
@@ -13,8 +18,10 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -155,3 +162,20 @@ def _run(command: Sequence[str]) -> str:
     if done.returncode != 0:
         raise InstallError(f"{' '.join(command[1:])}:\n{done.stderr or done.stdout}")
     return done.stdout
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def main() -> int:
+    wanted = [partial(sdk_env, version, _say) for version in VERSIONS] + [partial(cookbook_env, _say)]
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        errors = [error for made in [pool.submit(make) for make in wanted] if (error := made.exception())]
+    for error in errors:
+        _say(str(error))
+    return len(errors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
