@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.baselines import notes_on_missing
 from benchmarks.turns import Case, Contender, Figure, Findings, Plan, WrongResult, measure
+from gateway.backing import Deaf
 from gateway.bench import procfs
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
@@ -39,19 +40,6 @@ MASTERS = 3
 TTL_S = 60.0
 PAYLOAD = bytes(200)
 CLAIM = Claim("benchmark-000000", 1, 1, bytes(16))
-
-
-class Silent:
-    """A listener for what nobody waits for."""
-
-    def on_announcement(self, session_key: str, seq_ids: Sequence[int]) -> None:
-        pass
-
-    def on_gap(self) -> None:
-        pass
-
-    def on_control(self, message: bytes) -> None:
-        pass
 
 
 class Load:
@@ -85,7 +73,7 @@ async def store(plan: Plan) -> Findings:
 
 async def _measure(name: str, url: str, servers: Sequence[RedisServer], plan: Plan, found: Findings) -> None:
     ours = (ClusterStore if url.startswith("redis+cluster:") else RedisStore)(url, "bench", rng=Random(1))
-    await ours.open(Silent(), CLAIM.owner)
+    await ours.open(Deaf(), CLAIM.owner)
     load, calls = Load(_our_sample(ours)), plan.calls(CALLERS * CALLS_EACH)
     try:
         beside = url.startswith("unix:")

@@ -13,7 +13,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from gateway.bench import sdk_requests
-from gateway.bench.pacing import SubmitGate, backpressure_pause_s
+from gateway.bench.pacing import SubmitGate, at_most, backpressure_pause_s
 from gateway.bench.reactions import Act, Streak, on_asample, on_setup, resubmit_delay_s
 from gateway.bench.replies import Broken, Gone, Promise, detail_of, event_of, read_flag, read_promise, read_text
 from gateway.bench.retrieval import Retriever
@@ -120,7 +120,7 @@ class SdkClient:
             if poller is not None:
                 beside.append(group.create_task(poller.run()))
             try:
-                await self._run_samples(indices, concurrency)
+                await at_most(concurrency, indices, self._run_sample)
                 if poller is not None:
                     await poller.close()
             finally:
@@ -138,16 +138,8 @@ class SdkClient:
 
     # one sample
 
-    async def _run_samples(self, indices: Iterator[int], concurrency: int) -> None:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(self._run_in_turn(indices))
-
-    async def _run_in_turn(self, indices: Iterator[int]) -> None:
-        for index in indices:
-            await self._run_sample(sample(self._workload, index))
-
-    async def _run_sample(self, wanted: Sample) -> None:
+    async def _run_sample(self, index: int) -> None:
+        wanted = sample(self._workload, index)
         started_s = self._clock.monotonic_s()
         resubmissions = 0
         outcome, posted_s = await self._attempt(wanted)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
     from shared.clock import Clock
 
 # The SDK's own figures (0.22 to 0.38).
@@ -20,6 +22,9 @@ BACKPRESSURE_PAUSE_S: Final = 1.0
 LARGE_PROMPT_BYTES: Final = 128 * 1024
 LARGE_PROMPT_PAUSE_S: Final = 5.0
 THROTTLE_S: Final = 10.0
+
+
+T = TypeVar("T")
 
 
 def backpressure_pause_s(prompt_tokens: int) -> float:
@@ -115,3 +120,15 @@ class SubmitGate:
         change_s = self._policy.next_change_s(now_s) if self._waiting else None
         if change_s is not None:
             self._timer = asyncio.get_running_loop().call_later(change_s - now_s + 0.001, self.wake)
+
+
+async def at_most(concurrency: int, items: Iterator[T], run: Callable[[T], Awaitable[None]]) -> None:
+    """`run` each of `items`, in their order, and so many of them at a time."""
+
+    async def in_turn() -> None:
+        for item in items:
+            await run(item)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(in_turn())

@@ -17,6 +17,7 @@ from tinker import types
 
 from gateway.bench.client_frame import standard_input, until_done
 from gateway.bench.expected import simulator_oracle
+from gateway.bench.pacing import at_most
 from gateway.bench.sdk_results import complaint, report_of
 from gateway.bench.tally import Tally
 from gateway.bench.workload import Workload, sample
@@ -72,15 +73,10 @@ class SdkLoad:
 
     async def run(self, indices: Iterator[int], concurrency: int) -> None:
         """Every sample of `indices`, at most `concurrency` of them between call and result."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(self._run_in_turn(indices))
+        await at_most(concurrency, indices, self._run_sample)
 
-    async def _run_in_turn(self, indices: Iterator[int]) -> None:
-        for index in indices:
-            await self._run_sample(sample(self._workload, index))
-
-    async def _run_sample(self, wanted: Sample) -> None:
+    async def _run_sample(self, index: int) -> None:
+        wanted = sample(self._workload, index)
         called_s = time.monotonic()
         self.tally.submitted += 1
         try:

@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from shared.clock import SystemClock
 from shared.core.errors import ConfigError
 from shared.core.lifecycle import State
 from shared.core.record import HEADER_BYTES, pack, pack_header
@@ -32,17 +30,14 @@ from shared.store.cluster_channels import ClusterChannels
 from shared.store.cluster_line import ClusterLine
 from shared.store.keys import key_of, member
 from shared.store.lines import Subscriptions
-from shared.store.link import COMMAND_DEADLINE_S
 from shared.store.redis import SETTLED
 from shared.store.served import BULK_FROM_BYTES, ServedStore
 from shared.store.shards import Shards
 from shared.store.url import ClusterAddress, parse_url
-from shared.store.wakes import LINGER_S
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
 
-    from shared.clock import Clock
     from shared.core.model import SampleKey
     from shared.core.record import Claim, Header
     from shared.store.base import StoreInfo, StoreListener
@@ -56,22 +51,14 @@ _LOOK_BACK: Final = 512
 
 
 class ClusterStore(ServedStore):
-    def __init__(
-        self,
-        url: str,
-        key_prefix: str = "gw",
-        *,
-        clock: Clock | None = None,
-        rng: Random | None = None,
-        deadline_s: float = COMMAND_DEADLINE_S,
-        linger_s: float = LINGER_S,
-    ) -> None:
-        """Raises `ConfigError` for a URL that is not a cluster's."""
-        clock, rng = clock or SystemClock(), rng or Random()
-        self._shards = Shards(_address(url), clock, rng, deadline_s, self._make_subscriptions, self._on_change)
-        lines = ClusterLine(self._shards), ClusterLine(self._shards, bulk=True)
-        super().__init__(*lines, key_prefix, rng, linger_s, publish="SPUBLISH")
+    _publish = "SPUBLISH"
+
+    def _lines(self, url: str) -> tuple[ClusterLine, ClusterLine]:
+        self._shards = Shards(
+            _address(url), self._clock, self._rng, self._deadline_s, self._make_subscriptions, self._on_change
+        )
         self._channels = ClusterChannels(self._shards)
+        return ClusterLine(self._shards), ClusterLine(self._shards, bulk=True)
 
     def __repr__(self) -> str:
         return f"<ClusterStore {self._shards.shown}>"

@@ -9,10 +9,8 @@ replicated is gone, and the workers refill it.
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 from typing import TYPE_CHECKING, Final
 
-from shared.clock import SystemClock
 from shared.core.errors import ConfigError
 from shared.core.lifecycle import State
 from shared.core.record import pack, pack_header
@@ -20,16 +18,14 @@ from shared.store import forms, scripts
 from shared.store.base import Settled, StoreRefused
 from shared.store.keys import key_of, member
 from shared.store.lines import CommandLine, Subscriptions
-from shared.store.link import COMMAND_DEADLINE_S, Link
+from shared.store.link import Link
 from shared.store.sentinel import Sentinels
 from shared.store.served import BULK_FROM_BYTES, ServedStore
 from shared.store.url import RedisAddress, SentinelAddress, parse_url
-from shared.store.wakes import LINGER_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shared.clock import Clock
     from shared.core.model import SampleKey
     from shared.core.record import Claim, Header
     from shared.store.base import StoreInfo, StoreListener
@@ -42,31 +38,18 @@ SETTLED: Final = (Settled.WRITTEN, Settled.REPEATED, Settled.REFUSED, Settled.RE
 
 
 class RedisStore(ServedStore):
-    def __init__(
-        self,
-        url: str,
-        key_prefix: str = "gw",
-        *,
-        clock: Clock | None = None,
-        rng: Random | None = None,
-        deadline_s: float = COMMAND_DEADLINE_S,
-        linger_s: float = LINGER_S,
-    ) -> None:
-        """Raises `ConfigError` for a URL that is none, or a cluster's."""
+    def _lines(self, url: str) -> tuple[CommandLine, CommandLine]:
         self._place = _place(url)
-        self._clock = clock or SystemClock()
-        self._deadline_s = deadline_s
-        rng = rng or Random()
-        self._link = self._make_link("commands", rng)
-        self._bulk_link = self._make_link("bulk", rng)
-        super().__init__(CommandLine(self._link), CommandLine(self._bulk_link), key_prefix, rng, linger_s)
+        self._link = self._make_link("commands")
+        self._bulk_link = self._make_link("bulk")
         self._subscriptions = Subscriptions(self._wakes.on_message, self._wakes.on_gap)
-        self._push_link = self._make_link("push", rng, self._subscriptions)
+        self._push_link = self._make_link("push", self._subscriptions)
+        return CommandLine(self._link), CommandLine(self._bulk_link)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._place.shown} {self._link.connection}>"
 
-    def _make_link(self, purpose: str, rng: Random, subscriptions: Subscriptions | None = None) -> Link:
+    def _make_link(self, purpose: str, subscriptions: Subscriptions | None = None) -> Link:
         def on_up(connection: Connection) -> None:
             self._leave_others(connection)
             if subscriptions is not None:
@@ -76,7 +59,7 @@ class RedisStore(ServedStore):
             self._place,
             f"gateway-{purpose}",
             clock=self._clock,
-            rng_unit=rng.random,
+            rng_unit=self._rng.random,
             deadline_s=self._deadline_s,
             on_up=on_up,
             on_push=subscriptions.on_push if subscriptions is not None else None,

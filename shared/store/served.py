@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from shared.clock import SystemClock
 from shared.core import upstream_list
 from shared.core.record import ACKNOWLEDGED, HANDED_OVER, HEADER_BYTES, PAUSED, UNDELIVERED, BadRecord, unpack
 from shared.store import forms, scripts
 from shared.store.base import LeaseView, SessionInfo, StoreRefused
 from shared.store.keys import Keys
-from shared.store.wakes import Wakes
+from shared.store.link import COMMAND_DEADLINE_S
+from shared.store.wakes import LINGER_S, Wakes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from random import Random
 
+    from shared.clock import Clock
     from shared.core.model import SampleKey
     from shared.core.record import Claim, Header, Record
     from shared.core.upstream_list import UpstreamList
@@ -50,20 +53,35 @@ class Line(Protocol):
 
 
 class ServedStore:
-    """`line` is for commands, `bulk` for those with large values. `publish` is the command that sends a message.
+    """Methods are those of `base.Store`. A subclass says where its lines lead and how a message is sent."""
 
-    Methods are those of `base.Store`.
-    """
+    # The command that sends a message.
+    _publish = "PUBLISH"
 
     def __init__(
-        self, line: Line, bulk: Line, key_prefix: str, rng: Random, linger_s: float, publish: str = "PUBLISH"
+        self,
+        url: str,
+        key_prefix: str = "gw",
+        *,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+        deadline_s: float = COMMAND_DEADLINE_S,
+        linger_s: float = LINGER_S,
     ) -> None:
+        """Connects to nothing yet. Raises `ConfigError` for a URL that is none, or that of another kind of store."""
         self._keys = Keys(key_prefix)
-        self._line = line
-        self._bulk = bulk
-        self._rng = rng
-        self._publish = publish
-        self._wakes = Wakes(self._keys, lambda channel, message: line.post(publish, channel, message), linger_s)
+        self._clock = clock or SystemClock()
+        self._rng = rng or Random()
+        self._deadline_s = deadline_s
+        self._wakes = Wakes(self._keys, self._send, linger_s)
+        self._line, self._bulk = self._lines(url)
+
+    def _lines(self, url: str) -> tuple[Line, Line]:
+        """For commands, and for those with large values."""
+        raise NotImplementedError
+
+    def _send(self, channel: str, message: bytes) -> None:
+        self._line.post(self._publish, channel, message)
 
     @property
     def commands(self) -> int:

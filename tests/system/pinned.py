@@ -23,10 +23,11 @@ _PROTOBUF: Final = "application/x-protobuf"
 
 def connect_to(gateway: Gateway, slot: int, key: str | None = None) -> Connection:
     """A keep-alive connection that the slot's worker serves."""
-    pid = eventually(
-        lambda: gateway.workers()[slot], f"slot {slot} to be ready", until=lambda worker: worker["state"] == "ready"
-    )["pid"]
     for _ in range(_TRIES):
+        # Anew each time: it may be replaced meanwhile.
+        pid = eventually(
+            lambda: gateway.workers()[slot], f"slot {slot} to be ready", until=lambda worker: worker["state"] == "ready"
+        )["pid"]
         connection = gateway.connect(key)
         assert connection.get("/api/v1/healthz").status == 200
         if _has_peer(pid, connection.local_port):
@@ -36,7 +37,10 @@ def connect_to(gateway: Gateway, slot: int, key: str | None = None) -> Connectio
 
 
 def _has_peer(pid: int, port: int) -> bool:
-    ends = psutil.Process(pid).net_connections("tcp")
+    try:
+        ends = psutil.Process(pid).net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return False
     return any(end.raddr and end.raddr.port == port and end.status == psutil.CONN_ESTABLISHED for end in ends)
 
 

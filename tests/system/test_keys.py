@@ -73,11 +73,30 @@ def stack(keys: KeysFile, alice: str, bob: str) -> Iterator[Stack]:
 def let_in(stack: Stack, keys: KeysFile, name: str) -> str:
     """A key that the running gateway has been told of."""
     key = keys.add(name)
-    with closing(stack.gateway.connect(key)) as connection:
-        assert refused(connection)
-        assert call("POST", f"{stack.gateway.admin_url}/reload").status == 202
-        eventually(lambda: not refused(connection), "to be let in")
+    before = pids(stack)
+    assert is_refused(stack, key)
+    assert call("POST", f"{stack.gateway.admin_url}/reload").status == 202
+    eventually(lambda: not is_refused(stack, key), "to be let in")
+    rolled(stack, before)
     return key
+
+
+def is_refused(stack: Stack, key: str) -> bool:
+    with closing(stack.gateway.connect(key)) as connection:
+        return refused(connection)
+
+
+def pids(stack: Stack) -> set[int]:
+    return {worker["pid"] for worker in stack.gateway.workers()}
+
+
+def rolled(stack: Stack, before: set[int]) -> None:
+    """Wait for the roll that follows a reload: a worker that is replaced closes the connections that a test opens."""
+
+    def all_new(workers: list[dict[str, Any]]) -> bool:
+        return all(worker["state"] == "ready" and worker["pid"] not in before for worker in workers)
+
+    eventually(stack.gateway.workers, "the end of the roll", until=all_new)
 
 
 def refused(connection: Connection) -> bool:
@@ -96,7 +115,7 @@ def out(connection: Connection) -> bool:
 def test_a_revoked_key_is_out_on_every_worker_and_what_it_ran_is_ended(stack: Stack, keys: KeysFile, bob: str) -> None:
     """Over connections that were open before; another key's samples go on over the reload and the roll."""
     dora = let_in(stack, keys, "dora")
-    before = {worker["pid"] for worker in stack.gateway.workers()}
+    before = pids(stack)
     with ExitStack() as leaving:
         of_dora = [leaving.enter_context(closing(connect_to(stack.gateway, slot, dora))) for slot in (0, 1)]
         of_bob = leaving.enter_context(closing(connect_to(stack.gateway, 1, bob)))
@@ -117,12 +136,7 @@ def test_a_revoked_key_is_out_on_every_worker_and_what_it_ran_is_ended(stack: St
         polling = leaving.enter_context(closing(stack.gateway.connect(bob)))
         result_of(polling, kept, lasting, body)
         stack.gateway.counter_reaches("stale", 2)
-    # A worker that is still to be replaced would close the connections of the next test.
-    eventually(stack.gateway.workers, "the end of the roll", until=partial(all_new, before))
-
-
-def all_new(before: set[int], workers: list[dict[str, Any]]) -> bool:
-    return all(worker["state"] == "ready" and worker["pid"] not in before for worker in workers)
+    rolled(stack, before)
 
 
 def test_operators_see_who_asks_for_how_much(stack: Stack, keys: KeysFile) -> None:

@@ -9,9 +9,11 @@ from gateway.bench.pacing import (
     MAX_SUBMITS_THROTTLED,
     SubmitGate,
     SubmitPolicy,
+    at_most,
     backpressure_pause_s,
 )
 from shared.clock import ManualClock
+from tests.waiting import until
 
 
 def opened(policy: SubmitPolicy, now_s: float, tries: int = 1_000) -> int:
@@ -100,3 +102,18 @@ async def test_a_place_given_in_the_moment_of_giving_up_is_passed_on() -> None:
     await asyncio.wait([impatient])
     assert impatient.cancelled()
     assert await patient is False
+
+
+async def test_so_many_at_a_time_and_all_in_order() -> None:
+    begun: list[int] = []
+    ends = [asyncio.Event() for _ in range(5)]
+
+    async def run(item: int) -> None:
+        begun.append(item)
+        await ends[item].wait()
+
+    running = asyncio.create_task(at_most(2, iter(range(5)), run))
+    for end, expected in ((1, [0, 1]), (0, [0, 1, 2]), (3, [0, 1, 2, 3]), (2, [0, 1, 2, 3, 4]), (4, [0, 1, 2, 3, 4])):
+        await until(lambda expected=expected: begun == expected, f"{expected} to have begun")  # type: ignore[misc]
+        ends[end].set()
+    await running
