@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gateway.flags import FLAGS, Flag
+from gateway.flags import FLAGS
 from gateway.options import CONFIG_VARIABLE, Surroundings, resolve, unknown_variables
 from shared.core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gateway.flag import Flag
     from shared.config import Settings
 
 EXIT_OK: Final = 0

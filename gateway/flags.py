@@ -6,39 +6,14 @@ file given with `--config`. How a value is chosen among those, and which values 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from gateway import quantities as q
 from gateway import urls
 from gateway.addresses import parse_source_ips
+from gateway.flag import Flag, repeatable, single, switch
 from shared.config import MIB
 from shared.core.upstream_protocol import ProtocolChoice
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """`parse` raises `ValueError` with what is allowed. `default` is shown to people; the values live in `Settings`."""
-
-    name: str
-    parse: Callable[[str], Any]
-    metavar: str
-    default: str
-    help: str
-    section: str
-    repeatable: bool = False
-    is_switch: bool = False
-
-    @property
-    def key(self) -> str:
-        return self.name.replace("-", "_")
-
-    @property
-    def variable(self) -> str:
-        return "GATEWAY_" + self.key.upper()
 
 
 def _text(text: str) -> str:
@@ -81,20 +56,8 @@ _PORT: Final = q.whole(0, 65_535)
 _SECONDS: Final = q.duration_s()
 
 
-def _flag(section: str, name: str, parse: Callable[[str], Any], metavar: str, default: str, help_: str) -> Flag:
-    return Flag(name, parse, metavar, default, help_, section)
-
-
-def _switch(section: str, name: str, help_: str, default: str = "off") -> Flag:
-    return Flag(name, q.switch, "", default, help_, section, is_switch=True)
-
-
-def _repeatable(section: str, name: str, parse: Callable[[str], Any], metavar: str, default: str, help_: str) -> Flag:
-    return Flag(name, parse, metavar, default, help_, section, repeatable=True)
-
-
 FLAGS: Final[tuple[Flag, ...]] = (
-    _flag(
+    single(
         _SERVE,
         "host",
         _text,
@@ -102,8 +65,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "127.0.0.1",
         "Public address to listen on, IPv4 or IPv6. Anything but loopback needs --api-keys-file or --allow-anonymous.",
     ),
-    _flag(_SERVE, "port", _PORT, "PORT", "8000", "Public port; 0 takes a free one, which the start line then names."),
-    _flag(
+    single(_SERVE, "port", _PORT, "PORT", "8000", "Public port; 0 takes a free one, which the start line then names."),
+    single(
         _SERVE,
         "workers",
         q.whole(1, 1024),
@@ -111,7 +74,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "number of CPUs",
         "Worker processes. More than there are CPUs help only when each needs a source IP of its own.",
     ),
-    _flag(
+    single(
         _SERVE,
         "source-ips",
         parse_source_ips,
@@ -121,7 +84,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         " (10.0.0.16/28), comma separated; worker i binds the (i mod n)-th. One address reaches about 28,000"
         " connections to one upstream; give more when you need more in flight. `gateway check` does the arithmetic.",
     ),
-    _flag(
+    single(
         _SERVE,
         "backlog",
         q.whole(1, 1_000_000),
@@ -129,9 +92,9 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "50000",
         "Connections that may queue for one worker. Linux silently cuts it to net.core.somaxconn; the start warns.",
     ),
-    _flag(_SERVE, "tls-cert", _text, "PATH", "none", "PEM certificate chain: serve HTTPS. Needs --tls-key."),
-    _flag(_SERVE, "tls-key", _text, "PATH", "none", "PEM private key of --tls-cert."),
-    _repeatable(
+    single(_SERVE, "tls-cert", _text, "PATH", "none", "PEM certificate chain: serve HTTPS. Needs --tls-key."),
+    single(_SERVE, "tls-key", _text, "PATH", "none", "PEM private key of --tls-cert."),
+    repeatable(
         _UPSTREAM,
         "upstream",
         urls.upstream_url,
@@ -140,7 +103,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "Base URL of a vLLM server, or of a router before many, without /v1. Repeat it for several. vLLM needs"
         " --logprobs-mode processed_logprobs for logprobs that heed the temperature.",
     ),
-    _flag(
+    single(
         _UPSTREAM,
         "upstream-protocol",
         _upstream_protocol,
@@ -157,7 +120,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "none",
         "File whose content is sent to the upstreams as `Authorization: Bearer`.",
     ),
-    _repeatable(
+    repeatable(
         _UPSTREAM,
         "model",
         urls.model_name,
@@ -165,7 +128,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "all base models of the upstreams",
         "A base model to offer, and the upstream's name for it when that differs. Repeat it for several.",
     ),
-    _flag(
+    single(
         _UPSTREAM,
         "read-timeout",
         _SECONDS,
@@ -173,7 +136,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "2048",
         "Longest silence of an upstream, which is the deadline of one generation. Raise it for very long ones.",
     ),
-    _flag(
+    single(
         _UPSTREAM,
         "connect-timeout",
         _SECONDS,
@@ -181,7 +144,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "60",
         "For one connection attempt, without the wait for a free connection. A saturated router accepts slowly.",
     ),
-    _flag(
+    single(
         _UPSTREAM,
         "upstream-wait",
         _SECONDS,
@@ -189,7 +152,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "2048",
         "How long a sample that no upstream ever executed is tried again before it fails.",
     ),
-    _flag(
+    single(
         _UPSTREAM,
         "upstream-keep-alive",
         _SECONDS,
@@ -197,7 +160,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "4",
         "Idle upstream connections are closed after this. Stay below the upstream's own limit: 5 s for vLLM.",
     ),
-    _flag(
+    single(
         _UPSTREAM,
         "max-connections",
         _max_connections,
@@ -205,7 +168,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "auto",
         "Upstream connections per worker. auto: what its source IP's ports allow; 0: no limit. Requests above it wait.",
     ),
-    _flag(
+    single(
         _UPSTREAM,
         "max-reexecutions",
         q.whole(0, 100),
@@ -213,12 +176,12 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "1",
         "How often an interrupted generation (connection lost, dead engine) runs again before the client hears.",
     ),
-    _switch(
+    switch(
         _UPSTREAM,
         "retry-ambiguous",
         "Also run again after failures that may have been complete generations: read timeouts, 502, 504.",
     ),
-    _flag(
+    single(
         _UPSTREAM,
         "lora-name",
         _text,
@@ -227,7 +190,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "How tinker://RUN/sampler_weights/CHECKPOINT becomes an upstream model name, from {run_id} and {checkpoint}."
         " With {run_id} alone older samplers follow the newest weights.",
     ),
-    _flag(
+    single(
         _UPSTREAM,
         "lora-path",
         _text,
@@ -236,7 +199,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "Where the upstreams find an adapter, such as /adapters/{run_id}/{checkpoint}: the gateway loads it into each"
         " of them when it is first sampled. They need --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
     ),
-    _flag(
+    single(
         _UPSTREAM,
         "lora-wait",
         _SECONDS,
@@ -244,7 +207,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "60",
         "How long a sample waits for an adapter that the upstreams cannot load, or do not list, before it fails.",
     ),
-    _flag(
+    single(
         _STORE,
         "redis-url",
         urls.redis_url,
@@ -253,8 +216,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://. Needed for several hosts, and for results"
         " that outlive a restart.",
     ),
-    _flag(_STORE, "key-prefix", _key_prefix, "NAME", "gw", "Start of every Redis key: several gateways share a Redis."),
-    _flag(
+    single(_STORE, "key-prefix", _key_prefix, "NAME", "gw", "Start of every key in Redis: several gateways share one."),
+    single(
         _STORE,
         "redis-memory",
         q.size_bytes(8 * MIB),
@@ -262,7 +225,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "a quarter of RAM",
         "maxmemory of the embedded server. When it is full, new samples get 429; no result is dropped.",
     ),
-    _flag(
+    single(
         _STORE,
         "undelivered-ttl",
         _SECONDS,
@@ -270,7 +233,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "3600",
         "How long a result that nobody fetched is kept. It must outlive the longest time a client may be away.",
     ),
-    _flag(
+    single(
         _STORE,
         "retrieved-ttl",
         _SECONDS,
@@ -278,8 +241,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "300",
         "How long a fetched result is kept, for a client that lost the reply and asks again.",
     ),
-    _flag(_STORE, "acked-ttl", _SECONDS, "SECONDS", "30", "How long a result is kept that the client has confirmed."),
-    _flag(
+    single(_STORE, "acked-ttl", _SECONDS, "SECONDS", "30", "How long a result is kept that the client has confirmed."),
+    single(
         _STORE,
         "lease",
         q.duration_s(at_least=1.0),
@@ -287,7 +250,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "30",
         "After this long without a renewal (every 5 s) the samples of a lost host are given up.",
     ),
-    _flag(
+    single(
         _LIMITS,
         "max-in-flight",
         q.whole(1, 10_000_000),
@@ -295,7 +258,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "65536",
         "Samples in flight per worker; above it `asample` gets 429 and the SDK slows down.",
     ),
-    _flag(
+    single(
         _LIMITS,
         "max-in-flight-bytes",
         q.size_bytes(),
@@ -303,7 +266,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "1GiB",
         "Prompts and unsaved results in flight per worker; above it `asample` gets 429.",
     ),
-    _flag(
+    single(
         _LIMITS,
         "max-body-bytes",
         q.size_bytes(1024),
@@ -311,7 +274,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "64MiB",
         "Largest request body; above it 413. A compressed one is refused with 415.",
     ),
-    _flag(
+    single(
         _CLIENTS,
         "keep-alive",
         _SECONDS,
@@ -319,7 +282,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "75",
         "Idle client connections are closed after this. Stay above the idle time of a load balancer in front.",
     ),
-    _flag(
+    single(
         _CLIENTS,
         "poll-timeout",
         q.duration_s(at_most=30.0),
@@ -327,7 +290,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "30",
         "How long a retrieve is held before the client is told to try again. The SDK gives up after 45 s.",
     ),
-    _flag(
+    single(
         _CLIENTS,
         "session-timeout",
         _SECONDS,
@@ -335,7 +298,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "300",
         "A session without a heartbeat, submission or poll for this long has its running samples cancelled.",
     ),
-    _flag(
+    single(
         _CLIENTS,
         "session-poll",
         _session_poll,
@@ -343,7 +306,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "auto",
         "Whether SDKs from 0.27.2 on are offered one poll per session in place of one per sample.",
     ),
-    _flag(
+    single(
         _CLIENTS,
         "training-upstream",
         urls.training_url,
@@ -351,7 +314,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "none",
         "Base URL of a Tinker training server, without /api/v1: everything that is not sampling is passed to it.",
     ),
-    _flag(
+    single(
         _CLIENTS,
         "training-api-key-file",
         _text,
@@ -359,12 +322,12 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "none",
         "File whose content the training server gets as X-API-Key, from every client. Without it, it gets no key.",
     ),
-    _switch(
+    switch(
         _CLIENTS,
         "training-forward-key",
         "Send the client's own key on to the training server, which then tells clients apart by itself.",
     ),
-    _flag(
+    single(
         _ACCESS,
         "api-keys-file",
         _text,
@@ -372,8 +335,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "none",
         "TOML file of the API keys that are let in, with their limits; `gateway keys` writes it. Read again on SIGHUP.",
     ),
-    _switch(_ACCESS, "allow-anonymous", "Serve an address that is not loopback without any API key."),
-    _flag(
+    switch(_ACCESS, "allow-anonymous", "Serve an address that is not loopback without any API key."),
+    single(
         _ACCESS,
         "admin-host",
         _text,
@@ -381,8 +344,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "127.0.0.1",
         "Operators' address (/status, /metrics, /readyz). Anything but loopback needs --admin-key-file.",
     ),
-    _flag(_ACCESS, "admin-port", _PORT, "PORT", "8001", "Operators' port; 0 takes a free one."),
-    _flag(
+    single(_ACCESS, "admin-port", _PORT, "PORT", "8001", "Operators' port; 0 takes a free one."),
+    single(
         _ACCESS,
         "admin-key-file",
         _text,
@@ -390,7 +353,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "none",
         "File with the key that operators send as X-Admin-Key or `Authorization: Bearer`.",
     ),
-    _flag(
+    single(
         _OPERATE,
         "drain-timeout",
         q.duration_s(at_least=0.0),
@@ -398,13 +361,13 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "60",
         "On SIGTERM, how long running samples may take to end before they are given up.",
     ),
-    _switch(
+    switch(
         _OPERATE,
         "warm-spare",
         "Keep one more process, with everything imported, to take the place of a worker that dies. A worker's memory.",
         "on",
     ),
-    _flag(
+    single(
         _OPERATE,
         "log-format",
         q.choice("auto", "text", "json"),
@@ -412,7 +375,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "auto",
         "auto: text on a terminal, else one JSON object a line.",
     ),
-    _flag(
+    single(
         _OPERATE,
         "log-level",
         q.choice("debug", "info", "warning", "error"),
@@ -420,8 +383,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "info",
         "debug, info, warning or error. Prompts, tokens and keys are never logged.",
     ),
-    _switch(_OPERATE, "access-log", "Log a line for every request to the public address."),
-    _flag(
+    switch(_OPERATE, "access-log", "Log a line for every request to the public address."),
+    single(
         _OPERATE,
         "otel-endpoint",
         urls.collector_url,
@@ -429,7 +392,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "none",
         "OpenTelemetry collector (OTLP over HTTP) that gets a span for each sample. Needs the extra `otel`.",
     ),
-    _flag(
+    single(
         _OPERATE,
         "run-dir",
         _text,

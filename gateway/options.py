@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.addresses import is_loopback
-from gateway.flags import BY_KEY, FLAGS, Flag
+from gateway.flags import BY_KEY, FLAGS
 from gateway.keys_file import parse_keys
 from shared.config import Settings
 from shared.core.adapters import check_templates
@@ -21,6 +21,8 @@ from shared.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from gateway.flag import Flag
 
 CONFIG_VARIABLE: Final = "GATEWAY_CONFIG"
 _VARIABLES: Final = "GATEWAY_"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from shared.core.faults import Fault
     from shared.core.model import SampleKey, SamplingSession
-    from shared.store.memory import MemoryServer
+    from shared.store.memory_server import MemoryServer
 
 API: Final = "/api/v1"
 # Nobody renews the lease here.

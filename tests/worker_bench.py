@@ -14,7 +14,8 @@ from shared.core.lifecycle import State
 from shared.core.model import ModelRef, SampleSpec, SamplingParams
 from shared.counters import Counters
 from shared.store.base import StoreUnavailable
-from shared.store.memory import MemoryServer, MemoryStore
+from shared.store.memory import MemoryStore
+from shared.store.memory_server import MemoryServer
 from tests.waiting import until
 from workers.dispatcher import Dispatcher
 from workers.engines import Engines

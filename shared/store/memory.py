@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,74 +26,17 @@ from shared.store.base import (
     StoreFull,
     StoreInfo,
 )
+from shared.store.memory_server import Log, MemoryServer, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from random import Random
 
-    from shared.clock import ManualClock
     from shared.core.model import SampleKey
     from shared.core.record import Claim
     from shared.core.upstream_list import UpstreamList
     from shared.store.base import StoreListener
 
 _SEQ_BITS = 32
-
-
-@dataclass(slots=True)
-class _Stored:
-    header: Header
-    payload: bytes
-    expires_s: float | None
-    acknowledged: bool = False
-    counted: bool = False  # as handed over
-
-
-@dataclass(slots=True)
-class _Log:
-    epoch: int
-    expires_s: float
-    first: int = 0  # how many entries were trimmed
-    entries: list[tuple[int, LogEntry]] = field(default_factory=list)  # (wall ms, entry)
-
-
-@dataclass(slots=True)
-class MemoryServer:
-    """What the stores of several owners share. `down` makes every call fail, before or after it was done."""
-
-    clock: ManualClock
-    rng: Random
-    samples: dict[SampleKey, _Stored] = field(default_factory=dict)
-    logs: dict[tuple[str, int], _Log] = field(default_factory=dict)
-    open_sets: defaultdict[str, set[SampleKey]] = field(default_factory=lambda: defaultdict(set))
-    leases: dict[str, float] = field(default_factory=dict)
-    refills: dict[str, float] = field(default_factory=dict)
-    instances: set[str] = field(default_factory=set)
-    inboxes: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
-    sessions: dict[str, SessionInfo] = field(default_factory=dict)
-    sessions_of: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    clones: set[tuple[str, int]] = field(default_factory=set)
-    upstreams: UpstreamList | None = None
-    locks: dict[str, tuple[str, float]] = field(default_factory=dict)  # (holder, until)
-    stores: list[MemoryStore] = field(default_factory=list)
-    restarted_s: float | None = None
-    max_bytes: int = 0
-
-    def wipe(self) -> None:
-        """As a server that was restarted empty."""
-        self.flush()
-        self.restarted_s = self.clock.monotonic_s()
-
-    def flush(self) -> None:
-        """As FLUSHALL on a server that goes on running."""
-        for container in (self.samples, self.logs, self.open_sets, self.leases, self.inboxes, self.sessions):
-            container.clear()
-        self.refills.clear()
-        self.sessions_of.clear()
-        self.instances.clear()
-        self.clones.clear()
-        self.locks.clear()
-        self.upstreams = None
 
 
 class MemoryStore:
@@ -138,7 +81,7 @@ class MemoryStore:
 
     # -- samples
 
-    def _stored(self, key: SampleKey) -> _Stored | None:
+    def _stored(self, key: SampleKey) -> Stored | None:
         stored = self._server.samples.get(key)
         if stored is not None and stored.expires_s is not None and stored.expires_s <= self._clock.monotonic_s():
             del self._server.samples[key]
@@ -152,7 +95,7 @@ class MemoryStore:
         if stored is None or (state is State.PENDING and stored.header.claim.owner == claim.owner):
             self._server.open_sets[claim.owner].add(key)
         if allows(state, Event.BEGIN):
-            self._server.samples[key] = _Stored(Header(after(state, Event.BEGIN), claim), b"", None)
+            self._server.samples[key] = Stored(Header(after(state, Event.BEGIN), claim), b"", None)
         self._leave()
         return stored.header if stored is not None else None
 
@@ -175,7 +118,7 @@ class MemoryStore:
                 return Settled.REFUSED
         if state is State.READY and 0 < self._server.max_bytes < len(payload):
             raise StoreFull("the store is full")
-        self._server.samples[key] = _Stored(Header(state, claim), payload, self._clock.monotonic_s() + ttl_s)
+        self._server.samples[key] = Stored(Header(state, claim), payload, self._clock.monotonic_s() + ttl_s)
         self._server.open_sets[claim.owner].discard(key)
         entry = LogEntry(key.seq_id, state is State.READY, len(payload) if state is State.READY else 0)
         self._append(key, entry, ttl_s, now_ms)
@@ -235,14 +178,14 @@ class MemoryStore:
         name = (key.session_key, key.clone_id)
         log = self._log(name)
         if log is None:
-            log = self._server.logs[name] = _Log(self._server.rng.randrange(1, 2**21), 0.0)
+            log = self._server.logs[name] = Log(self._server.rng.randrange(1, 2**21), 0.0)
         log.entries.append((now_ms, entry))
         log.expires_s = self._clock.monotonic_s() + ttl_s
         while len(log.entries) > 1 and log.entries[0][0] < now_ms - ttl_s * 1000:
             del log.entries[0]
             log.first += 1
 
-    def _log(self, name: tuple[str, int]) -> _Log | None:
+    def _log(self, name: tuple[str, int]) -> Log | None:
         log = self._server.logs.get(name)
         if log is not None and log.expires_s <= self._clock.monotonic_s():
             del self._server.logs[name]

@@ -11,7 +11,8 @@ import pytest
 
 from shared.clock import ManualClock
 from shared.store.cluster import ClusterStore
-from shared.store.memory import MemoryServer, MemoryStore
+from shared.store.memory import MemoryStore
+from shared.store.memory_server import MemoryServer
 from shared.store.redis import RedisStore
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer

@@ -10,7 +10,8 @@ import hiredis
 
 from shared.clock import ManualClock
 from shared.store.keys import Keys, key_of, member
-from shared.store.memory import MemoryServer, MemoryStore
+from shared.store.memory import MemoryStore
+from shared.store.memory_server import MemoryServer
 from shared.store.redis import RedisStore
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from gateway.admin.app import admin_app
 from gateway.admin.report import status
 from gateway.admin.view import SlotView, View
 from gateway.bench.report import Report
-from gateway.flags import FLAGS, Flag
+from gateway.flags import FLAGS
 from gateway.machine import Usage
 from shared.channel import Status, UpstreamStatus
 from shared.core.faults import FaultClass
@@ -31,6 +31,8 @@ from workers import app, responses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from gateway.flag import Flag
 
 ROOT: Final = Path(__file__).parents[2]
 FLAG: Final = re.compile(r"--[a-z][a-z-]*[a-z]")

@@ -12,7 +12,7 @@ from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim
 from shared.store.base import StoreUnavailable
-from shared.store.memory import MemoryServer
+from shared.store.memory_server import MemoryServer
 from shared.store.reaping import reap
 from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, GatedStore
 

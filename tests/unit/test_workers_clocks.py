@@ -16,7 +16,8 @@ from shared.core.model import SampleKey
 from shared.core.record import Claim
 from shared.counters import Counters
 from shared.store.base import StoreRefused, StoreUnavailable
-from shared.store.memory import MemoryServer, MemoryStore
+from shared.store.memory import MemoryStore
+from shared.store.memory_server import MemoryServer
 from tests.waiting import until
 from tests.worker_bench import AWAY, OWNER
 from workers import clocks as module

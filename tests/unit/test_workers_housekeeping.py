@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from shared.core.model import SampleKey
     from shared.core.record import Header
-    from shared.store.memory import MemoryServer
+    from shared.store.memory_server import MemoryServer
 
 KEY = session().key(1)
 FOREIGN = Claim(OTHER_OWNER, 1, 1, bytes(16))

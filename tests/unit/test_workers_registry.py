@@ -10,7 +10,8 @@ import pytest
 from shared.clock import ManualClock
 from shared.core.upstream_list import UpstreamList
 from shared.store.base import StoreUnavailable
-from shared.store.memory import MemoryServer, MemoryStore
+from shared.store.memory import MemoryStore
+from shared.store.memory_server import MemoryServer
 from tests.waiting import until
 from tests.worker_bench import AWAY
 from workers import registry as module

@@ -11,7 +11,8 @@ from shared.config import KeyLimits
 from shared.core import ids
 from shared.core.errors import NotFound, Overloaded, SessionFinished
 from shared.store.base import SessionInfo, SessionState, StoreUnavailable
-from shared.store.memory import MemoryServer, MemoryStore
+from shared.store.memory import MemoryStore
+from shared.store.memory_server import MemoryServer
 from tests.worker_bench import AWAY, SESSION_ID, session
 from workers import sessions as module
 from workers.keyring import ANONYMOUS, Caller

@@ -15,7 +15,8 @@ from shared.core.faults import Fault
 from shared.core.record import Claim
 from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
 from shared.counters import Counters
-from shared.store.memory import MemoryServer, MemoryStore
+from shared.store.memory import MemoryStore
+from shared.store.memory_server import MemoryServer
 from tests.worker_bench import OWNER, TARGET, session, spec
 from workers.adapter_loading import AdapterLoader
 from workers.adapters import Adapters

@@ -20,7 +20,8 @@ from shared.core.lifecycle import State
 from shared.core.model import ModelRef
 from shared.core.record import Claim
 from shared.counters import Counters
-from shared.store.memory import MemoryServer, MemoryStore
+from shared.store.memory import MemoryStore
+from shared.store.memory_server import MemoryServer
 from tests.waiting import until
 from tests.worker_bench import AWAY, session, spec
 from workers import adapter_loading, adapters
