@@ -9,40 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from gateway import quantities as q
-from gateway import urls
+from gateway import urls, words
 from gateway.addresses import parse_source_ips
 from gateway.flag import Flag, repeatable, single, switch
 from shared.config import MIB
-from shared.core.upstream_protocol import ProtocolChoice
-
-
-def _text(text: str) -> str:
-    if not text.strip():
-        raise ValueError("give something that is not empty")
-    return text
-
-
-def _key_prefix(text: str) -> str:
-    # Braces would change which Cluster slot a key falls into, a colon separates the parts of a key.
-    if not text or not all(character.isalnum() or character in "-_." for character in text):
-        raise ValueError("use letters, digits, '-', '_' and '.'")
-    return text
-
-
-def _max_connections(text: str) -> int | None:
-    try:
-        return None if text.lower() == "auto" else q.whole(0, 10_000_000)(text)
-    except ValueError:
-        raise ValueError("give auto, 0 (no limit) or a number of connections") from None
-
-
-def _upstream_protocol(text: str) -> ProtocolChoice:
-    return ProtocolChoice(q.choice(*(choice.value for choice in ProtocolChoice))(text))
-
-
-def _session_poll(text: str) -> bool:
-    return q.choice("auto", "off")(text) == "auto"
-
 
 _SERVE: Final = "Serving"
 _UPSTREAM: Final = "Upstreams"
@@ -60,7 +30,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     single(
         _SERVE,
         "host",
-        _text,
+        words.text,
         "ADDRESS",
         "127.0.0.1",
         "Public address to listen on, IPv4 or IPv6. Anything but loopback needs --api-keys-file or --allow-anonymous.",
@@ -92,8 +62,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "50000",
         "Connections that may queue for one worker. Linux silently cuts it to net.core.somaxconn; the start warns.",
     ),
-    single(_SERVE, "tls-cert", _text, "PATH", "none", "PEM certificate chain: serve HTTPS. Needs --tls-key."),
-    single(_SERVE, "tls-key", _text, "PATH", "none", "PEM private key of --tls-cert."),
+    single(_SERVE, "tls-cert", words.text, "PATH", "none", "PEM certificate chain: serve HTTPS. Needs --tls-key."),
+    single(_SERVE, "tls-key", words.text, "PATH", "none", "PEM private key of --tls-cert."),
     repeatable(
         _UPSTREAM,
         "upstream",
@@ -106,16 +76,16 @@ FLAGS: Final[tuple[Flag, ...]] = (
     single(
         _UPSTREAM,
         "upstream-protocol",
-        _upstream_protocol,
+        words.upstream_protocol,
         "completions|generate|auto",
         "completions",
         "How upstreams are asked: by /v1/completions, or by /inference/v1/generate (vLLM's --enable-scale-out), which"
         " takes long stop lists and tells when weights changed under a generation. auto: what each upstream has.",
     ),
-    _flag(
+    single(
         _UPSTREAM,
         "upstream-api-key-file",
-        _text,
+        words.text,
         "PATH",
         "none",
         "File whose content is sent to the upstreams as `Authorization: Bearer`.",
@@ -163,7 +133,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     single(
         _UPSTREAM,
         "max-connections",
-        _max_connections,
+        words.max_connections,
         "auto|0|N",
         "auto",
         "Upstream connections per worker. auto: what its source IP's ports allow; 0: no limit. Requests above it wait.",
@@ -184,7 +154,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     single(
         _UPSTREAM,
         "lora-name",
-        _text,
+        words.text,
         "TEMPLATE",
         "{run_id}",
         "How tinker://RUN/sampler_weights/CHECKPOINT becomes an upstream model name, from {run_id} and {checkpoint}."
@@ -193,7 +163,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     single(
         _UPSTREAM,
         "lora-path",
-        _text,
+        words.text,
         "TEMPLATE",
         "none",
         "Where the upstreams find an adapter, such as /adapters/{run_id}/{checkpoint}: the gateway loads it into each"
@@ -216,7 +186,9 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://. Needed for several hosts, and for results"
         " that outlive a restart.",
     ),
-    single(_STORE, "key-prefix", _key_prefix, "NAME", "gw", "Start of every key in Redis: several gateways share one."),
+    single(
+        _STORE, "key-prefix", words.key_prefix, "NAME", "gw", "How every key in Redis begins: several may share one."
+    ),
     single(
         _STORE,
         "redis-memory",
@@ -301,7 +273,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     single(
         _CLIENTS,
         "session-poll",
-        _session_poll,
+        words.session_poll,
         "auto|off",
         "auto",
         "Whether SDKs from 0.27.2 on are offered one poll per session in place of one per sample.",
@@ -317,7 +289,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     single(
         _CLIENTS,
         "training-api-key-file",
-        _text,
+        words.text,
         "PATH",
         "none",
         "File whose content the training server gets as X-API-Key, from every client. Without it, it gets no key.",
@@ -330,7 +302,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     single(
         _ACCESS,
         "api-keys-file",
-        _text,
+        words.text,
         "PATH",
         "none",
         "TOML file of the API keys that are let in, with their limits; `gateway keys` writes it. Read again on SIGHUP.",
@@ -339,7 +311,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     single(
         _ACCESS,
         "admin-host",
-        _text,
+        words.text,
         "ADDRESS",
         "127.0.0.1",
         "Operators' address (/status, /metrics, /readyz). Anything but loopback needs --admin-key-file.",
@@ -348,7 +320,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     single(
         _ACCESS,
         "admin-key-file",
-        _text,
+        words.text,
         "PATH",
         "none",
         "File with the key that operators send as X-Admin-Key or `Authorization: Bearer`.",
@@ -395,7 +367,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     single(
         _OPERATE,
         "run-dir",
-        _text,
+        words.text,
         "PATH",
         "under $XDG_RUNTIME_DIR",
         "Directory for sockets, the pid file and the embedded Redis; made private (0700). One gateway each.",

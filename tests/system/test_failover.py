@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.integration.gateway_process import POLL_S
 from tests.redis_cluster import RedisCluster
 from tests.redis_sentinels import RedisSentinels
 from tests.system.expected import check_payload
 from tests.system.pinned import Client, poll
 from tests.system.stack import running_stack
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ PROMPT: Final = [21, 22, 23]
 SAMPLES: Final = 16
 # Of sequence numbers: what an SDK submits again, it submits under a new one.
 AGAIN: Final = 1000
-_DEADLINE_S: Final = 60.0
 
 
 class Replicated:
@@ -84,11 +82,7 @@ class Submitter:
         check_payload(reply.body, self._client.model, self._client.body(seq_id, [*PROMPT, seq_id]))
 
     def _later(self, call: Callable[[], Reply], *pending: int) -> Reply:
-        end_s = time.monotonic() + _DEADLINE_S
-        while (reply := call()).status in pending:
-            assert time.monotonic() < end_s, f"still {reply} after {_DEADLINE_S} s"
-            time.sleep(POLL_S)
-        return reply
+        return eventually(call, f"another status than {pending}", until=lambda reply: reply.status not in pending)
 
     def close(self) -> None:
         self._connection.close()
