@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import fairness, outstanding, run
+from benchmarks import fairness, outstanding, run, upstream_list
 from benchmarks.macro import bench_runs
 from benchmarks.macro.rows import Row
 from benchmarks.micro import forward, serving, store
@@ -78,6 +78,11 @@ def test_what_was_measured_before_is_kept_and_shown(tmp_path: Path, capsys: pyte
     assert told.count("| encode 64 tokens ") == 3  # a line for each way
     assert "request of 128 prompt tokens" in told
     assert "a quick run" in told
+
+
+def test_changes_of_the_list_of_upstreams_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    upstream_list.main(["--changes", "2", "--pause", "0"])
+    assert "2 changes reached 4 workers of 2 hosts: median" in capsys.readouterr().out
 
 
 def test_a_quiet_key_is_measured_beside_a_flood(capsys: pytest.CaptureFixture[str]) -> None:
