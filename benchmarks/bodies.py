@@ -39,5 +39,25 @@ def reply_body(tokens: int) -> bytes:
     return json.dumps(reply, separators=(",", ":"), ensure_ascii=False).encode()
 
 
+def generation_body(tokens: int) -> bytes:
+    """The same tokens and logprobs as `/inference/v1/generate` tells them."""
+    reply = json.loads(reply_body(tokens))
+    told = reply["choices"][0]
+    values = zip(told["token_ids"], told["logprobs"]["token_logprobs"], strict=True)
+    rows = [{"token_id": token, "logprob": logprob, "rank": 1} for token, logprob in values]
+    choice = {
+        "index": 0,
+        "finish_reason": told["finish_reason"],
+        "stop_reason": None,
+        "token_ids": told["token_ids"],
+        "routed_experts": None,
+        "sampling_mask": None,
+        "weight_versions": [{"version": "default", "start": 0, "end": tokens}],
+        "logprobs": {"content": [{**row, "top_logprobs": [row]} for row in rows]},
+    }
+    whole = {"request_id": "generate-tokens-1", "usage": reply["usage"], "prompt_logprobs": None, "choices": [choice]}
+    return json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode()
+
+
 def _repeated(values: list[Any], pieces: list[int]) -> list[Any]:
     return [value for piece in pieces for value in values[:piece]]

@@ -98,6 +98,15 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "all base models of the upstreams",
         "A base model to offer, and the upstream's name for it when that differs. Repeat it for several.",
     ),
+    repeatable(
+        _UPSTREAM,
+        "image-token",
+        urls.image_token,
+        "NAME=ID",
+        "none",
+        "The token that stands for an image in prompts of a base model (<|image_pad|>, say): images are then passed on"
+        " to upstreams with /inference/v1/generate. Repeat it for several models.",
+    ),
     single(
         _UPSTREAM,
         "read-timeout",

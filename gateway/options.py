@@ -34,6 +34,7 @@ _SECRET_KEYS: Final = frozenset({"redis_url", "upstream", "training_upstream"})
 _FIELDS: Final = {
     "upstream": "upstreams",
     "model": "models",
+    "image_token": "image_tokens",
     "undelivered_ttl": "undelivered_ttl_s",
     "retrieved_ttl": "retrieved_ttl_s",
     "acked_ttl": "acked_ttl_s",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from shared.config import ModelName
+from shared.config import ImageToken, ModelName
 from shared.core.errors import ConfigError
 from shared.store.url import RedisAddress, parse_url
 
@@ -77,6 +77,14 @@ def model_name(text: str) -> ModelName:
     if not name or (equals and not upstream) or any(c.isspace() for c in text):
         raise ValueError("give NAME or NAME=UPSTREAM_NAME, without spaces")
     return ModelName(name, upstream or name)
+
+
+def image_token(text: str) -> ImageToken:
+    """`NAME=ID`, of a base model as clients know it."""
+    name, _, number = text.rpartition("=")
+    if not name or any(c.isspace() for c in name) or not (number.isascii() and number.isdecimal() and len(number) < 10):
+        raise ValueError("give NAME=ID, a model's name and the number of a token")
+    return ImageToken(name, int(number))
 
 
 def redacted(url: str) -> str:

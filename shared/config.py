@@ -22,6 +22,13 @@ class ModelName(msgspec.Struct, frozen=True):
     upstream_name: str
 
 
+class ImageToken(msgspec.Struct, frozen=True):
+    """The token that stands for an image in the prompts of a base model; `model`: its name for clients."""
+
+    model: str
+    token_id: int
+
+
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one API key may take of a gateway; None is no limit but the worker's own."""
 
@@ -53,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     upstream_protocol: ProtocolChoice = ProtocolChoice.COMPLETIONS
     upstream_api_key: str | None = None
     models: tuple[ModelName, ...] = ()
+    image_tokens: tuple[ImageToken, ...] = ()
     redis_url: str | None = None
     key_prefix: str = "gw"
     undelivered_ttl_s: float = 3600.0

@@ -154,7 +154,7 @@ class Dispatcher:
     def _claim(
         self, session: SamplingSession, key: SampleKey, spec: SampleSpec, target: Target, caller: Caller
     ) -> Running:
-        held_bytes = len(spec.prompt) + _SAMPLE_OVERHEAD_BYTES
+        held_bytes = spec.size_bytes + _SAMPLE_OVERHEAD_BYTES
         full = self._clock.monotonic_s() < self._full_until_s
         holding = self.room.take(caller, held_bytes, store_full=full, store_refilling=self.refilling)
         claim = Claim(self.owner, _FIRST_ATTEMPT, spec.num_samples, spec.digest)

@@ -27,6 +27,7 @@ PROMPT_TOKENS = (128, 4_096, 32_768)
 _LIBRARIES = (("json", json.loads, json.dumps), ("orjson", orjson.loads, orjson.dumps))
 _SPEC = SampleSpec(b"10,11,12", 3, 1, SamplingParams())
 _CALL = vllm.UpstreamCall(b"", 1, False)
+_GENERATION = vllm.UpstreamCall(b"", 1, False, vllm.UpstreamProtocol.GENERATE)
 
 
 async def decode(plan: Plan) -> Findings:
@@ -34,6 +35,16 @@ async def decode(plan: Plan) -> Findings:
     figures: list[Figure] = []
     for tokens in REPLY_TOKENS[: 2 if plan.quick else None]:
         figures += await measure(decode_case(tokens, plan.calls(_calls(tokens))), plan.rounds)
+    return Findings(figures)
+
+
+async def generations(plan: Plan) -> Findings:
+    """The same replies and requests by vLLM's two endpoints: the baseline is that by `/v1/completions`."""
+    figures: list[Figure] = []
+    for tokens in REPLY_TOKENS[: 2 if plan.quick else None]:
+        figures += await measure(generation_case(tokens, plan.calls(_calls(tokens))), plan.rounds)
+    for tokens in PROMPT_TOKENS:
+        figures += await measure(generation_request_case(tokens, plan.calls(_calls(tokens))), plan.rounds)
     return Findings(figures)
 
 
@@ -69,6 +80,26 @@ def decode_case(tokens: int, calls: int) -> Case:
     return Case(f"decode {tokens:,} tokens ({len(body):,} bytes)", calls, [ours, *baselines])
 
 
+def generation_case(tokens: int, calls: int) -> Case:
+    completion, generation = bodies.reply_body(tokens), bodies.generation_body(tokens)
+    if _decoded(completion) != _decoded(generation, _GENERATION):
+        raise WrongResult("two protocols tell of the same reply differently")
+    ours = Contender("generate", each_time(partial(_decoded, generation, _GENERATION)))
+    theirs = Contender("completions", each_time(partial(_decoded, completion)))
+    title = f"decode {tokens:,} tokens ({len(generation):,} and {len(completion):,} bytes)"
+    return Case(title, calls, [ours, theirs])
+
+
+def generation_request_case(tokens: int, calls: int) -> Case:
+    body = bodies.asample_body(tokens)
+    asked, other = json.loads(_built(body, vllm.UpstreamProtocol.GENERATE)), json.loads(_built(body))
+    if asked["token_ids"] != other["prompt"]:
+        raise WrongResult("two protocols ask with different prompts")
+    ours = Contender("generate", each_time(partial(_built, body, vllm.UpstreamProtocol.GENERATE)))
+    theirs = Contender("completions", each_time(partial(_built, body)))
+    return Case(f"request of {tokens:,} prompt tokens, by protocol", calls, [ours, theirs])
+
+
 def encode_case(tokens: int, calls: int) -> Case:
     body = bodies.reply_body(tokens)
     result, lists = _decoded(body), json_lists.decode_reply(body, orjson.loads)
@@ -95,15 +126,15 @@ def request_case(tokens: int, calls: int) -> Case:
     return Case(f"request of {tokens:,} prompt tokens", calls, [ours, *baselines])
 
 
-def _decoded(body: bytes) -> SampleResult:
-    reply = vllm.decode_reply(_CALL, _SPEC, body)
+def _decoded(body: bytes, call: vllm.UpstreamCall = _CALL) -> SampleResult:
+    reply = vllm.decode_reply(call, _SPEC, body)
     if isinstance(reply, Fault):
         raise WrongResult(f"the reply is not read: {reply.message}")
     return vllm.combine(_SPEC, [reply])
 
 
-def _built(body: bytes) -> bytes:
-    (call,) = vllm.plan_calls(decode_sample(body).spec, MODEL, CONTEXT_TOKENS)
+def _built(body: bytes, protocol: vllm.UpstreamProtocol = vllm.UpstreamProtocol.COMPLETIONS) -> bytes:
+    (call,) = vllm.plan_calls(decode_sample(body).spec, MODEL, CONTEXT_TOKENS, protocol)
     return call.body
 
 

@@ -34,7 +34,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One validated request. `prompt`: int32[P]. `logprobs`, `prompt_logprobs`: how many, None for none."""
+    """One validated request. `prompt`: int32[P]. `logprobs`, `prompt_logprobs`: how many, None for none.
+
+    `image_places`: offset and length of each image in `prompt`.
+    """
 
     model: str
     prompt: NDArray[np.int32]
@@ -49,6 +52,8 @@ class Ask:
     ignore_eos: bool = False
     return_token_ids: bool = False
     tokens_as_ids: bool = False
+    return_prompt: bool = False
+    image_places: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

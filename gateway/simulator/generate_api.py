@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -23,11 +25,32 @@ def read(document: Any, served: Served, max_num_seqs: int = 0) -> Ask:
     `max_num_seqs`: the most sequences of one request; 0 for no limit.
     """
     _require_fields(document)
-    ask = read_ask(as_completion(document, served.max_model_len), served, max_stop_strings=None)
+    prompt, places = _expanded(document)
+    flat = as_completion({**document, "token_ids": prompt}, served.max_model_len)
+    ask = read_ask(flat, served, max_stop_strings=None)
     if max_num_seqs and ask.n > max_num_seqs:
         said = f"sampling_params.n must be at most the server's max_num_seqs ({max_num_seqs}), got {ask.n}."
         raise Refused(400, said)
-    return ask
+    return replace(ask, return_prompt=bool(document.get("return_token_ids")), image_places=tuple(places))
+
+
+def _expanded(document: dict[str, Any]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The prompt with its images in their places. Nothing is fetched."""
+    parts = document.get("content_parts")
+    if not parts:
+        return document["token_ids"], []
+    try:
+        images = [_image(part["url"]) for part in parts if part["type"] == "image_url"]
+        return oracle.expanded(document["token_ids"], images)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Refused(400, f"Failed to apply prompt replacement for mm_items: {error}") from None
+
+
+def _image(url: str) -> bytes:
+    head, _, data = url.partition(";base64,")
+    if not head.startswith("data:image/"):
+        raise ValueError("only data URLs of images are known here")
+    return base64.b64decode(data, validate=True)
 
 
 def _require_fields(document: Any) -> None:
@@ -60,8 +83,8 @@ def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int)
             "usage": completions.usage(ask, choices),
             "prompt_logprobs": completions.prompt_logprobs(ask) if ask.prompt_logprobs is not None else None,
             "prompt_token_id_logprobs": None,
-            "prompt_token_ids": None,
-            "mm_placeholders": None,
+            "prompt_token_ids": ask.prompt.tolist() if ask.return_prompt else None,
+            "mm_placeholders": _places(ask) if ask.return_prompt else None,
             "metrics": None,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
@@ -69,6 +92,12 @@ def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int)
             "choices": [_choice(ask, index, choice) for index, choice in enumerate(choices)],
         }
     )
+
+
+def _places(ask: Ask) -> dict[str, list[dict[str, int]]] | None:
+    if not ask.image_places:
+        return None
+    return {"image": [{"offset": offset, "length": length} for offset, length in ask.image_places]}
 
 
 def _choice(ask: Ask, index: int, choice: Choice) -> dict[str, Any]:

@@ -10,6 +10,7 @@ This file stands alone (standard library and numpy): copy it to wherever results
     greedy      temperature 0: the sample of GREEDY_SEED
     end         only a prompt that ends with ASKS_TO_END makes the model end by itself: EOS is then drawn at position
                 `end_position`. With `ignore_eos` the generation goes on as if nothing had been
+    images      each IMAGE in a prompt becomes the tokens that its image comes to (`expanded`), before anything is drawn
     text        the text of token t is `text_of(t)`
 
 All draws are splitmix64 over a key that hashes model and prompt: two prompts share nothing, so a result that belongs to
@@ -25,11 +26,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike, NDArray
 
 VOCAB = 32_000
 EOS = 2
 ASKS_TO_END = 7
+IMAGE = 3
 GREEDY_SEED = 0x5EED_0F_6EED
 UNSEEDED = 1 << 16
 # Logprobs at temperature 1 lie between 0 and minus this.
@@ -177,6 +181,27 @@ def best(
     """The k best of one position: its own token among the alternatives (an id that repeats it is left out)."""
     pairs = [(int(other), float(value)) for other, value in zip(ids, logprobs, strict=True) if int(other) != own]
     return sorted([(own, float(own_logprob)), *pairs], key=lambda pair: -pair[1])[:k]
+
+
+def image_tokens(data: bytes) -> list[int]:
+    """What an image comes to: some tokens, by its bytes."""
+    key = int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+    return [_FIRST_TOKEN + int(drawn) for drawn in _draws(key, 4 + key % 4) % _U64_SPAN]
+
+
+def expanded(prompt: Sequence[int], images: Sequence[bytes]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The prompt with every image in its place; offset and length of each. Raises `ValueError` unless they match."""
+    tokens: list[int] = []
+    places: list[tuple[int, int]] = []
+    left = iter(images)
+    for token in prompt:
+        inside = image_tokens(image) if token == IMAGE and (image := next(left, None)) is not None else [token]
+        if token == IMAGE:
+            places.append((len(tokens), len(inside)))
+        tokens += inside
+    if len(places) != len(images):
+        raise ValueError(f"{len(places)} placeholders for {len(images)} images")
+    return tokens, places
 
 
 def text_of(token: int) -> str:

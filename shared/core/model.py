@@ -64,11 +64,23 @@ class SamplingParams(Frozen, frozen=True):
     top_p: float = 1.0
 
 
+class Image(Frozen, frozen=True):
+    """An image in a prompt. `format`: png or jpeg; `data`: the file in base64, nothing but the characters of that."""
+
+    format: str
+    data: bytes
+
+
+# Stands in a prompt for an image, until the model is known whose placeholder it becomes.
+IMAGE_MARK = b"?"
+
+
 class SampleSpec(Frozen, frozen=True):
     """One accepted `asample`, still without a Python object per prompt token.
 
     `prompt`: the token ids as the inside of a JSON array, without the brackets and without white space (`b"1,2,3"`).
-    `digest`: 16 bytes over everything that decides the result; equal digests are the same request.
+    `digest`: 16 bytes over everything that decides the result; equal digests are the same request. `images`: in the
+    order of their `IMAGE_MARK`s in `prompt`; `prompt_tokens` is then what the client expects.
     """
 
     prompt: bytes
@@ -80,6 +92,11 @@ class SampleSpec(Frozen, frozen=True):
     topk_sample_logprobs: int = 0
     prompt_logprobs_last_n: int | None = None
     digest: bytes = b""
+    images: tuple[Image, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.prompt) + sum(len(image.data) for image in self.images)
 
     @property
     def wants_prompt_scores(self) -> bool:

@@ -16,9 +16,10 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from shared.core.errors import BadRequest
-from shared.core.model import MAX_SEQ_ID, SampleSpec, SamplingParams
+from shared.core.model import IMAGE_MARK, MAX_SEQ_ID, Image, SampleSpec, SamplingParams
 from shared.core.record import DIGEST_BYTES
 from shared.wire import token_list
+from shared.wire.image_chunk import read_image
 from shared.wire.strict import decode, decode_lifted, lift
 
 MAX_SAMPLES: Final = 1024
@@ -41,6 +42,8 @@ class _Chunk(msgspec.Struct):
     type: str | None = None
     tokens: msgspec.Raw = msgspec.Raw()
     data: msgspec.Raw = msgspec.Raw()
+    format: msgspec.Raw = msgspec.Raw()
+    expected_tokens: msgspec.Raw = msgspec.Raw()
     location: msgspec.Raw = msgspec.Raw()
     dmel: msgspec.Raw = msgspec.Raw()
 
@@ -130,7 +133,7 @@ def _refuse_unsupported(sample: _Sample) -> None:
 
 
 def _spec(sample: _Sample, lists: Lists) -> SampleSpec:
-    prompt, prompt_tokens = _prompt(sample.prompt.chunks, lists)
+    prompt, prompt_tokens, images = _prompt(sample.prompt.chunks, lists)
     num_samples = _in_range("num_samples", sample.num_samples, 1, 1, MAX_SAMPLES)
     params = _params(sample.sampling_params)
     # All that decides the result besides the prompt and what is in `params`, in the order of the fields.
@@ -140,29 +143,35 @@ def _spec(sample: _Sample, lists: Lists) -> SampleSpec:
         _in_range("topk_sample_logprobs", sample.topk_sample_logprobs, 0, 0, MAX_TOPK),
         _last_n(sample, prompt_tokens),
     )
-    digest = _digest(prompt, (num_samples, *_values(params), *rest))
-    return SampleSpec(prompt, prompt_tokens, num_samples, params, *rest, digest)
+    seen = [(image.format, sha256(image.data).digest()) for image in images]
+    digest = _digest(prompt, (num_samples, *_values(params), *rest, *seen))
+    return SampleSpec(prompt, prompt_tokens, num_samples, params, *rest, digest, tuple(images))
 
 
 def _values(params: SamplingParams) -> tuple[Any, ...]:
     return params.max_tokens, params.seed, params.stop, params.temperature, params.top_k, params.top_p
 
 
-def _prompt(chunks: list[_Chunk], lists: Lists) -> tuple[bytes, int]:
-    """The ids of all chunks, joined, and how many there are."""
-    found = [_tokens(place, chunk, lists) for place, chunk in enumerate(chunks)]
+def _prompt(chunks: list[_Chunk], lists: Lists) -> tuple[bytes, int, list[Image]]:
+    """The ids of all chunks, joined, with a mark for each image; how many tokens there are; the images."""
+    images: list[Image] = []
+    found = [_tokens(place, chunk, lists, images) for place, chunk in enumerate(chunks)]
     parts = [inside for inside, ids in found if ids]
     if not parts:
         raise BadRequest("the prompt is empty: it needs at least one token")
-    return b",".join(parts) if len(parts) > 1 else parts[0], sum(ids for _, ids in found)
+    return b",".join(parts) if len(parts) > 1 else parts[0], sum(ids for _, ids in found), images
 
 
-def _tokens(place: int, chunk: _Chunk, lists: Lists) -> tuple[bytes, int]:
+def _tokens(place: int, chunk: _Chunk, lists: Lists, images: list[Image]) -> tuple[bytes, int]:
+    """Adds to `images`."""
     kind = chunk.type or _kind_of(chunk)
+    if kind == "image":
+        image, tokens = read_image(place, bytes(chunk.data), bytes(chunk.format), bytes(chunk.expected_tokens))
+        images.append(image)
+        return IMAGE_MARK, tokens
     if kind != "encoded_text":
         raise BadRequest(
-            f"prompt chunk {place} is of type {kind[:40]!r}: the upstream's /v1/completions takes token ids only "
-            "(encoded_text)"
+            f"prompt chunk {place} is of type {kind[:40]!r}: {_REASONS.get(kind, 'there is no such type')}"
         )
     raw = bytes(chunk.tokens)
     if lists is not None and raw:
@@ -174,6 +183,12 @@ def _tokens(place: int, chunk: _Chunk, lists: Lists) -> tuple[bytes, int]:
     if ids is None:
         _refuse_tokens(place, raw, inside)
     return inside, ids
+
+
+_REASONS: Final = {
+    "image_asset_pointer": "nothing is fetched for a prompt; send the file itself, in a chunk of type 'image'",
+    "dmel": "no upstream can be asked with it; allowed are encoded_text and image",
+}
 
 
 def _refuse_tokens(place: int, raw: bytes, inside: bytes) -> NoReturn:

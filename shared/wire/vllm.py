@@ -2,7 +2,7 @@
 
 from shared.core.upstream_protocol import UpstreamProtocol
 from shared.wire.vllm_reply import Decoded, combine, decode_reply
-from shared.wire.vllm_request import UpstreamCall, beyond_completions, plan_calls, room
+from shared.wire.vllm_request import UpstreamCall, beyond_completions, place_images, plan_calls, room
 
 __all__ = [
     "Decoded",
@@ -11,6 +11,7 @@ __all__ = [
     "beyond_completions",
     "combine",
     "decode_reply",
+    "place_images",
     "plan_calls",
     "room",
 ]

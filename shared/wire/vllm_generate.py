@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
 from shared.core.faults import FaultClass
 from shared.wire import document
 from shared.wire.vllm_scores import ReplyError, numbers, sampled_logprobs, token_ids, topk_rows
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from shared.core.model import SampleSpec
     from shared.core.result import TopK
     from shared.wire.document import Value
 
@@ -57,6 +60,22 @@ def sampled_topk(choice: Value, k: int, tokens: int) -> TopK:
 def prompt_rows(reply: Value, first_choice: Value) -> Value:
     """The rows of `prompt_logprobs`; None when there are none. They are told once, for all choices."""
     return reply.get("prompt_logprobs")
+
+
+class ImagesLeftOut(ReplyError):
+    """By a vLLM that does not know the field, and so has sampled from another prompt."""
+
+    kind = FaultClass.REFUSED
+
+
+def with_images_expanded(spec: SampleSpec, reply: Value) -> SampleSpec:
+    """`spec` with the prompt that vLLM made of its images. Raises `ReplyError` unless it took all of them."""
+    places = reply.get("mm_placeholders")
+    taken = sum(map(len, document.plain(places).values())) if places is not None else 0
+    if taken != len(spec.images):
+        raise ImagesLeftOut(f"with {taken} images where {len(spec.images)} were sent; its vLLM may be too old for them")
+    ids = token_ids(reply["prompt_token_ids"]).tolist()
+    return replace(spec, prompt=",".join(map(str, ids)).encode(), prompt_tokens=len(ids))
 
 
 def weight_versions(choice: Value) -> tuple[str, ...]:

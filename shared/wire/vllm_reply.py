@@ -156,6 +156,8 @@ def _what_it_is(body: Body) -> str:
 def _decode(call: UpstreamCall, spec: SampleSpec, reply: Value) -> Decoded:
     reader = _READERS[call.protocol]
     choices = _choices_in_order(reader, reply["choices"], max(call.sequences, 1))
+    if spec.images:
+        spec = vllm_generate.with_images_expanded(spec, reply)
     sequences = tuple(_sequence(reader, spec, choice) for choice in choices) if call.sequences else ()
     scores = prompt_scores(spec, reader.prompt_rows(reply, choices[0])) if call.scores else None
     return Decoded(sequences, scores, _cached_tokens(reply), _mixed(call, choices))

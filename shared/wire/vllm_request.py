@@ -25,9 +25,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+from msgspec.structs import replace
 
 from shared.core.errors import BadRequest
 from shared.core.frozen import Frozen
+from shared.core.model import IMAGE_MARK
 from shared.core.upstream_protocol import UpstreamProtocol
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ class UpstreamCall(Frozen, frozen=True):
 
 def beyond_completions(spec: SampleSpec) -> str | None:
     """What of this sample cannot be asked of `/v1/completions`, as the start of a sentence; None where all can."""
+    if spec.images:
+        return "the prompt has chunks of type 'image', the upstream's /v1/completions takes token ids only"
     stop = spec.params.stop
     if stop and isinstance(stop[0], str) and len(stop) > MAX_COMPLETION_STOPS:
         return f"stop has {len(stop)} strings, the upstream's /v1/completions takes at most {MAX_COMPLETION_STOPS}"
@@ -112,7 +116,24 @@ def _generate_body(spec: SampleSpec, model: str, sampling: dict[str, Any], topk:
     params = {**_NEUTRAL, **sampling, "logprobs": topk + 1 if topk else 0}
     if scores:
         params["prompt_logprobs"] = spec.topk_prompt_logprobs
-    return _splice(b'{"token_ids":[', spec.prompt, {"model": model, "sampling_params": params})
+    fields: dict[str, Any] = {"model": model, "sampling_params": params}
+    if not spec.images:
+        return _splice(b'{"token_ids":[', spec.prompt, fields)
+    # So that the reply tells what has become of the images: a vLLM that does not know them leaves them out in silence.
+    fields["return_token_ids"] = True
+    return b'{"content_parts":[' + _content_parts(spec) + b"]," + _splice(b'"token_ids":[', spec.prompt, fields)
+
+
+def _content_parts(spec: SampleSpec) -> bytes:
+    return b",".join(
+        b'{"type":"image_url","url":"data:image/%b;base64,%b"}' % (image.format.encode(), image.data)
+        for image in spec.images
+    )
+
+
+def place_images(spec: SampleSpec, token_id: int) -> SampleSpec:
+    """With the model's placeholder for an image at the place of each."""
+    return replace(spec, prompt=spec.prompt.replace(IMAGE_MARK, b"%d" % token_id))
 
 
 _BUILDERS: Final = {

@@ -116,7 +116,9 @@ def prompt_scores(spec: SampleSpec, told: Value) -> PromptScores:
         count = "no" if rows is None else len(rows)
         raise ReplyError(f"with {count} prompt_logprobs for {spec.prompt_tokens} prompt tokens")
     # The first token has no predecessor to be scored from.
-    first = spec.prompt_tokens - spec.prompt_logprobs_last_n if spec.prompt_logprobs_last_n is not None else 1
+    last_n = spec.prompt_logprobs_last_n
+    # What a client expects of its images may be more than they come to.
+    first = max(spec.prompt_tokens - last_n, 1) if last_n is not None else 1
     logprobs = _own_logprobs(spec, rows, first) if spec.prompt_logprobs else None
     k = spec.topk_prompt_logprobs
     return PromptScores(logprobs, _prompt_topk(rows, first, k) if k else None)

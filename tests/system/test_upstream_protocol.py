@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 
+from gateway.simulator.tokens import IMAGE, expanded, prompt_logprobs
 from shared.wire.proto import decode_sample_response
 from tests.system.expected import check_payload
 from tests.system.http_calls import call
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PROMPT: Final = [31, 32, 33]
+PNG: Final = b"\x89PNG\r\n\x1a\n" + bytes(64)
 GENERATE: Final = "/inference/v1/generate"
 COMPLETIONS: Final = "/v1/completions"
 FLAGS: Final = ("--poll-timeout", "1")
@@ -98,6 +101,48 @@ def test_an_endpoint_that_is_not_there_is_told(tmp_path: Path) -> None:
             told = settled(one, submit(one, client.body(1, PROMPT))["request_id"]).json()
     assert told["category"] == "server"
     assert "--enable-scale-out" in told["error"]
+
+
+def test_images_reach_the_upstream_in_their_places(tmp_path: Path) -> None:
+    """What the simulated model answers depends on their bytes and their order."""
+    flags = ("--upstream-protocol", "generate", "--image-token", f"sim/tiny={IMAGE}")
+    pictures = [PNG + bytes([number]) for number in range(2)]
+    text = {"type": "encoded_text", "tokens": PROMPT}
+    images = [{"type": "image", "format": "png", "data": base64.b64encode(one).decode()} for one in pictures]
+    with running_stack(tmp_path, *FLAGS, *flags) as stack, closing(connect_to(stack.gateway, 0)) as one:
+        client = Client(one, stack.model)
+        for seq_id, order in ((1, (0, 1)), (2, (1, 0))):
+            body = client.body(seq_id, PROMPT, prompt_logprobs=True)
+            body["prompt"] = {"chunks": [images[order[0]], text, images[order[1]]]}
+            reply = settled(one, submit(one, body)["request_id"])
+            tokens, _ = expanded([IMAGE, *PROMPT, IMAGE], [pictures[place] for place in order])
+            as_text = {**body, "prompt": {"chunks": [{"type": "encoded_text", "tokens": tokens}]}}
+            check_payload(reply.body, stack.model, as_text)
+            scores = decode_sample_response(reply.body).prompt
+            assert scores is not None and scores.logprobs is not None
+            np.testing.assert_array_equal(
+                np.frombuffer(scores.logprobs, "<f4"), prompt_logprobs(stack.model, np.array(tokens))
+            )
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--upstream-protocol", "generate"), "--image-token sim/tiny="),
+        (("--image-token", f"sim/tiny={IMAGE}"), "--upstream-protocol generate or auto"),
+    ],
+)
+def test_images_that_cannot_be_passed_on_are_refused_by_name(
+    tmp_path: Path, flags: tuple[str, ...], named: str
+) -> None:
+    with running_stack(tmp_path, *FLAGS, *flags) as stack, closing(connect_to(stack.gateway, 0)) as one:
+        client = Client(one, stack.model)
+        picture = {"type": "image", "format": "png", "data": base64.b64encode(PNG).decode()}
+        refused = one.post("/api/v1/asample", {**client.body(1, PROMPT), "prompt": {"chunks": [picture]}})
+        assert refused.status == 400
+        assert "'image'" in refused.json()["detail"]
+        assert named in refused.json()["detail"]
+        assert stack.simulator.stats()["received"] == 0
 
 
 def test_weights_that_change_under_a_generation_are_counted_and_logged(tmp_path: Path) -> None:

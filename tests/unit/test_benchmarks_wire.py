@@ -33,8 +33,17 @@ def test_a_body_of_any_length_keeps_the_recorded_shape(tokens: int) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [partial(wire.decode_case, 200), partial(wire.encode_case, 200), partial(wire.request_case, 200)],
-    ids=["decode", "encode", "request"],
+    [
+        partial(case, 200)
+        for case in (
+            wire.decode_case,
+            wire.encode_case,
+            wire.request_case,
+            wire.generation_case,
+            wire.generation_request_case,
+        )
+    ],
+    ids=["decode", "encode", "request", "generation", "generation request"],
 )
 async def test_all_ways_do_the_same_and_are_measured(make: Callable[[int], Case]) -> None:
     figures = await measure(make(2), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from gateway.simulator.ask import Ask, Refused, Served, read_ask
 from gateway.simulator.completion import generate
 from gateway.simulator.render import completion, metrics, models
 from gateway.simulator.stats import Stats
-from gateway.simulator.tokens import ASKS_TO_END, alternatives, prompt_logprobs, sampled
+from gateway.simulator.tokens import ASKS_TO_END, IMAGE, alternatives, image_tokens, prompt_logprobs, sampled
 from tests.vllm_recordings import large_body, recording
 
 SERVED = Served(("tiny", "a1"), (), 131_072)
@@ -215,3 +216,21 @@ def test_a_request_for_nothing_more_gets_nothing_more() -> None:
     ask = Ask("tiny", np.array([1], np.int32), 2)
     choice = json.loads(completion(ask, generate(ask, 0), "x", 1))["choices"][0]
     assert [choice[key] for key in ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs")] == [None] * 4
+
+
+def test_a_generation_tells_where_its_images_are() -> None:
+    url = "data:image/png;base64," + base64.b64encode(b"picture").decode()
+    asked = {"model": "tiny", "token_ids": [8, IMAGE, 9], "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0}}
+    told = generated({**asked, "content_parts": [{"type": "image_url", "url": url}], "return_token_ids": True})
+    inside = image_tokens(b"picture")
+    assert told["prompt_token_ids"] == [8, *inside, 9]
+    assert told["mm_placeholders"] == {"image": [{"offset": 1, "length": len(inside)}]}
+    assert len(told["prompt_logprobs"]) == len(inside) + 2
+    assert (generated(asked)["prompt_token_ids"], generated(asked)["mm_placeholders"]) == (None, None)
+
+
+@pytest.mark.parametrize("url", ["http://h/x.png", "data:image/png;base64,?", None])
+def test_nothing_is_fetched_for_a_generation(url: str | None) -> None:
+    asked = {"model": "tiny", "token_ids": [IMAGE], "sampling_params": {}}
+    with pytest.raises(Refused):
+        generate_api.read({**asked, "content_parts": [{"type": "image_url", "url": url}]}, SERVED)

@@ -17,11 +17,14 @@ from gateway.simulator.tokens import (
     ASKS_TO_END,
     EOS,
     GREEDY_SEED,
+    IMAGE,
     UNSEEDED,
     VOCAB,
     alternatives,
     end_position,
+    expanded,
     find_seed,
+    image_tokens,
     prompt_alternatives,
     prompt_logprobs,
     reported,
@@ -134,3 +137,18 @@ def test_the_file_stands_alone(tmp_path: Path) -> None:
     # -I would hide the copy too; in another directory ours are found by nothing but the editable install.
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "19534"
+
+
+def test_images_take_the_places_of_their_marks() -> None:
+    first, second = image_tokens(b"one"), image_tokens(b"two")
+    assert first != second
+    tokens, places = expanded([8, IMAGE, 9, IMAGE], [b"one", b"two"])
+    assert tokens == [8, *first, 9, *second]
+    assert [tokens[offset : offset + length] for offset, length in places] == [first, second]
+    assert IMAGE not in tokens
+
+
+@pytest.mark.parametrize("images", [[], [b"one"], [b"one", b"two", b"three"]])
+def test_images_must_have_places(images: list[bytes]) -> None:
+    with pytest.raises(ValueError, match="placeholders"):
+        expanded([8, IMAGE, 9, IMAGE], images)

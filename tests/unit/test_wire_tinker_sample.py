@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import base64
 import json
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.core.errors import BadRequest
-from shared.core.model import SamplingParams
+from shared.core.model import Image, SamplingParams
 from shared.wire.strict import MAX_VALUES
 from shared.wire.tinker import SampleCall, decode_sample
 
@@ -131,8 +132,6 @@ def test_refusals_quote_no_tokens() -> None:
 @pytest.mark.parametrize(
     ("chunk", "kind"),
     [
-        ({"type": "image", "data": "aGk=", "format": "png"}, "image"),
-        ({"data": "aGk=", "format": "png"}, "image"),
         ({"type": "image_asset_pointer", "location": "http://x", "format": "png"}, "image_asset_pointer"),
         ({"location": "http://x", "format": "png"}, "image_asset_pointer"),
         ({"type": "dmel", "dmel": "aGk="}, "dmel"),
@@ -142,8 +141,8 @@ def test_refusals_quote_no_tokens() -> None:
 )
 def test_chunks_that_are_no_tokens_are_named(chunk: dict[str, Any], kind: str) -> None:
     message = refusal(body(prompt=prompt({"tokens": [1]}, chunk)))
-    assert f"{kind!r}" in message
-    assert "/v1/completions takes token ids only" in message
+    assert f"prompt chunk 1 is of type {kind!r}: " in message
+    assert "http://x" not in message
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
@@ -430,3 +429,65 @@ def test_two_ways_to_say_one_thing() -> None:
     ]
     for one, other in pairs:
         assert decode_sample(body(one)).spec.digest == decode_sample(body(other)).spec.digest
+
+
+# -- images -----------------------------------------------------------------------------------------------------------
+
+PNG: Final = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(range(40))).decode()
+JPEG: Final = base64.b64encode(b"\xff\xd8\xff\xe0" + bytes(range(41))).decode()
+
+
+def picture(data: Any = PNG, format_: Any = "png", **more: Any) -> dict[str, Any]:
+    return {"type": "image", "data": data, "format": format_, **more}
+
+
+def test_images_keep_their_places_and_order() -> None:
+    chunks = prompt({"tokens": [1, 2]}, picture(expected_tokens=9), {"tokens": [3]}, picture(JPEG, "jpeg"))
+    spec = decode_sample(body(prompt=chunks)).spec
+    assert spec.prompt == b"1,2,?,3,?"
+    assert spec.images == (Image("png", PNG.encode()), Image("jpeg", JPEG.encode()))
+    # What is not expected counts as the one token that stands for it.
+    assert spec.prompt_tokens == 2 + 9 + 1 + 1
+    assert spec.size_bytes == len(spec.prompt) + len(PNG) + len(JPEG)
+
+
+def test_an_image_alone_is_a_prompt_and_may_leave_its_type_out() -> None:
+    alone = {name: value for name, value in picture().items() if name != "type"}
+    assert decode_sample(body(prompt=prompt(alone))).spec.prompt == b"?"
+
+
+@pytest.mark.parametrize(
+    ("chunk", "words"),
+    [
+        (picture(format_="gif"), "png or jpeg"),
+        (picture(format_=None), "png or jpeg"),
+        (picture(format_=["png"]), "png or jpeg"),
+        (picture(data=None), "base64"),
+        (picture(data=""), "base64"),
+        (picture(data=7), "base64"),
+        (picture(data=PNG[:-1]), "base64"),
+        (picture(data=PNG + "===="), "base64"),
+        (picture(data="iVBO\nRw0K"), "base64"),
+        (picture(data=PNG[:-4] + '"},{'), "base64"),
+        (picture(data="http://169.254.169.254/"), "base64"),
+        (picture(data="\u00e9" * 8), "base64"),
+        (picture(data=JPEG), "is no png file"),
+        (picture(data=PNG, format_="jpeg"), "is no jpeg file"),
+        (picture(data="aGk="), "is no png file"),
+        (picture(expected_tokens=0), "expected_tokens"),
+        (picture(expected_tokens=True), "expected_tokens"),
+        (picture(expected_tokens="9"), "expected_tokens"),
+    ],
+)
+def test_what_is_no_image_is_refused_by_its_place(chunk: dict[str, Any], words: str) -> None:
+    """What is handed on is nothing but the characters of base64: no address, and nothing that ends a string."""
+    message = refusal(body(prompt=prompt({"tokens": [1]}, chunk)))
+    assert words in message
+    assert "prompt chunk 1" in message
+
+
+def test_another_image_is_another_request() -> None:
+    other = base64.b64encode(base64.b64decode(PNG) + b"abc").decode()
+    asked = [prompt(picture()), prompt(picture(other)), prompt({"tokens": [1]}), prompt(picture(), picture(other))]
+    digests = {decode_sample(body(prompt=one)).spec.digest for one in [*asked, prompt(picture(other), picture())]}
+    assert len(digests) == 5

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.core.faults import Fault, FaultClass
-from shared.core.model import Category, SampleSpec, SamplingParams
+from shared.core.model import Category, Image, SampleSpec, SamplingParams
 from shared.wire import document
 from shared.wire.vllm import Decoded, UpstreamCall, UpstreamProtocol, combine, decode_reply
 from tests.vllm_recordings import recording
@@ -230,3 +230,46 @@ def test_each_sequence_has_weights_of_its_own(load: Loader) -> None:
     both = choice(weight_versions=[span("a", 0, 1), span("b", 1, 2)], index=2)
     assert decoded(reply(old, new), load, call=replace(CALL, sequences=2)).mixed == ()
     assert decoded(reply(old, new, both), load, call=replace(CALL, sequences=3)).mixed == (("a", "b"),)
+
+
+# -- images -----------------------------------------------------------------------------------------------------------
+
+WITH_IMAGES: Final = replace(SPEC, prompt=b"10,9,12", images=(Image("png", b"iVBORw=="),))
+
+
+def places(*lengths: int) -> dict[str, Any]:
+    return {"image": [{"offset": 1, "length": length} for length in lengths]}
+
+
+def test_images_that_were_taken(load: Loader) -> None:
+    """The prompt's logprobs are those of the prompt that vLLM has made of them."""
+    rows = [None, *({str(token): {"logprob": -float(token)}} for token in (9, 9, 9, 12))]
+    told = {"mm_placeholders": places(3), "prompt_token_ids": [10, 9, 9, 9, 12], "prompt_logprobs": rows}
+    spec = replace(WITH_IMAGES, prompt_logprobs=True)
+    found = decoded(reply(choice(), **told), load, spec, replace(CALL, scores=True))
+    assert found.scores is not None
+    assert found.scores.logprobs is not None
+    assert reals(found.scores.logprobs)[1:] == [-9.0, -9.0, -9.0, -12.0]
+    last = replace(spec, prompt_logprobs_last_n=2)
+    found = decoded(reply(choice(), **told), load, last, replace(CALL, scores=True))
+    assert found.scores is not None
+    assert found.scores.logprobs is not None
+    assert [math.isnan(value) for value in reals(found.scores.logprobs)] == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("taken", [None, {}, places(), places(3, 3)])
+def test_images_that_were_left_out(load: Loader, taken: Any) -> None:
+    """A vLLM that does not know the field samples from the text alone, and says nothing."""
+    fault = fault_of(reply(choice(), mm_placeholders=taken, prompt_token_ids=[10, 9, 12]), load, WITH_IMAGES)
+    assert (fault.kind, fault.category) == (FaultClass.REFUSED, Category.SERVER)
+    assert "where 1 were sent" in fault.message
+
+
+@pytest.mark.parametrize("told", [{"mm_placeholders": 7}, {"mm_placeholders": places(3)}])
+def test_images_that_are_not_told_as_vllm_tells_them(load: Loader, told: dict[str, Any]) -> None:
+    assert fault_of(reply(choice(), **told), load, WITH_IMAGES).kind is FaultClass.AMBIGUOUS
+
+
+def test_an_abort_with_images_is_an_abort(load: Loader) -> None:
+    """D9"""
+    assert fault_of(reply(choice(finish_reason="abort")), load, WITH_IMAGES).kind is FaultClass.ABORTED

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from shared.core.errors import BadRequest
-from shared.core.model import SampleSpec, SamplingParams
-from shared.wire.vllm import UpstreamCall, UpstreamProtocol, beyond_completions, plan_calls, room
+from shared.core.model import Image, SampleSpec, SamplingParams
+from shared.wire.vllm import UpstreamCall, UpstreamProtocol, beyond_completions, place_images, plan_calls, room
 
 SPEC = SampleSpec(b"10,11,12", 3, 1, SamplingParams(max_tokens=4))
 
@@ -190,3 +190,21 @@ def test_long_stop_lists_are_beyond_completions(stop: Any, beyond: bool) -> None
     if told is not None:
         assert "stop has 5 strings" in told
         assert generated(spec)["sampling_params"]["stop"] == list(stop)
+
+
+def test_images_of_a_generation() -> None:
+    """The placeholder stands once for each; the reply must tell what became of them."""
+    images = (Image("png", b"iVBORw=="), Image("jpeg", b"/9j/4A=="))
+    spec = replace(SPEC, prompt=b"1,?,2,?", prompt_tokens=4, images=images)
+    told = beyond_completions(spec)
+    assert told is not None
+    assert "'image'" in told
+    (call,) = plan_calls(place_images(spec, 151655), "tiny", 100, UpstreamProtocol.GENERATE)
+    document = asked(call)
+    assert document["token_ids"] == [1, 151655, 2, 151655]
+    assert document["content_parts"] == [
+        {"type": "image_url", "url": "data:image/png;base64,iVBORw=="},
+        {"type": "image_url", "url": "data:image/jpeg;base64,/9j/4A=="},
+    ]
+    assert document["return_token_ids"] is True
+    assert {"content_parts", "return_token_ids"}.isdisjoint(generated(SPEC))

@@ -13,7 +13,7 @@ from workers import responses
 from workers.routes import training
 
 if TYPE_CHECKING:
-    from shared.core.model import SamplingSession
+    from shared.core.model import SampleSpec, SamplingSession
     from workers.deps import Deps
     from workers.endpoint import Request
     from workers.keyring import Caller
@@ -34,14 +34,28 @@ async def asample(deps: Deps, request: Request) -> Reply:
     # cannot be asked.
     max_tokens = vllm.room(call.spec, target.context_tokens)
     deps.pool.require_protocol(call.spec, target.upstream_name)
+    spec = _with_images_placed(deps, call.spec, target.base_model)
     refusal = refuse_request(call.spec.num_samples, max_tokens, request.caller.limits.max_request_tokens)
     if refusal is not None:
         raise Forbidden(refusal)
     await deps.sessions.require_alive(session.session_id)
-    await deps.dispatcher.submit(session, seq_id, call.spec, target, request.caller, request.trace)
+    await deps.dispatcher.submit(session, seq_id, spec, target, request.caller, request.trace)
     key = session.key(seq_id)
     promised = ids.sequence_ids(key, call.spec.num_samples)
     return responses.ok(tinker.promise(ids.request_id(session, seq_id), promised))
+
+
+def _with_images_placed(deps: Deps, spec: SampleSpec, model_name: str) -> SampleSpec:
+    """Raises `BadRequest` when the model's placeholder for images is not known."""
+    if not spec.images:
+        return spec
+    known = {image.model: image.token_id for image in deps.live.settings.image_tokens}
+    if model_name not in known:
+        raise BadRequest(
+            f"the prompt has chunks of type 'image', and which token stands for one with {model_name!r} is not known:"
+            f" the gateway's operator must give --image-token {model_name}=ID"
+        )
+    return vllm.place_images(spec, known[model_name])
 
 
 def _session_of(deps: Deps, call: tinker.SampleCall, caller: Caller) -> SamplingSession:
