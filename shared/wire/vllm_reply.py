@@ -48,10 +48,8 @@ class _Reader(Protocol):
     def prompt_rows(self, reply: Value, first_choice: Value) -> Value: ...
 
 
-_READERS: Final[dict[UpstreamProtocol, _Reader]] = {
-    UpstreamProtocol.COMPLETIONS: vllm_completion,
-    UpstreamProtocol.GENERATE: vllm_generate,
-}
+# By identity: to look a member of an Enum up by its hash costs as much as to read a short logprob list.
+_GENERATE: Final = UpstreamProtocol.GENERATE
 
 
 class Decoded(Frozen, frozen=True):
@@ -154,13 +152,14 @@ def _what_it_is(body: Body) -> str:
 
 
 def _decode(call: UpstreamCall, spec: SampleSpec, reply: Value) -> Decoded:
-    reader = _READERS[call.protocol]
+    generates = call.protocol is _GENERATE
+    reader: _Reader = vllm_generate if generates else vllm_completion
     choices = _choices_in_order(reader, reply["choices"], max(call.sequences, 1))
     if spec.images:
         spec = vllm_generate.with_images_expanded(spec, reply)
     sequences = tuple(_sequence(reader, spec, choice) for choice in choices) if call.sequences else ()
     scores = prompt_scores(spec, reader.prompt_rows(reply, choices[0])) if call.scores else None
-    return Decoded(sequences, scores, _cached_tokens(reply), _mixed(call, choices))
+    return Decoded(sequences, scores, _cached_tokens(reply), _mixed(choices) if generates and sequences else ())
 
 
 def _choices_in_order(reader: _Reader, choices: Value, wanted: int) -> list[Value]:
@@ -194,9 +193,7 @@ def _sequence(reader: _Reader, spec: SampleSpec, choice: Value) -> SequenceResul
     return SequenceResult(tokens.astype("<i4").tobytes(), packed(logprobs), _STOP_REASONS[finish_reason], topk)
 
 
-def _mixed(call: UpstreamCall, choices: Sequence[Value]) -> tuple[tuple[str, ...], ...]:
-    if call.protocol is not UpstreamProtocol.GENERATE or not call.sequences:
-        return ()
+def _mixed(choices: Sequence[Value]) -> tuple[tuple[str, ...], ...]:
     told = (vllm_generate.weight_versions(choice) for choice in choices)
     return tuple(versions for versions in told if len(versions) > 1)
 

@@ -89,7 +89,7 @@ def plan_calls(
     """
     max_tokens = room(spec, context_tokens)
     choices = _distinct_choices(spec)
-    build = _BUILDERS[protocol]
+    build = _generate_body if protocol is UpstreamProtocol.GENERATE else _completion_body
     apart = spec.wants_prompt_scores and choices > 1
     together = spec.wants_prompt_scores and not apart
     sample = build(spec, model, _sampling_fields(spec, max_tokens, choices), spec.topk_sample_logprobs, together)
@@ -134,12 +134,6 @@ def _content_parts(spec: SampleSpec) -> bytes:
 def place_images(spec: SampleSpec, token_id: int) -> SampleSpec:
     """With the model's placeholder for an image at the place of each."""
     return replace(spec, prompt=spec.prompt.replace(IMAGE_MARK, b"%d" % token_id))
-
-
-_BUILDERS: Final = {
-    UpstreamProtocol.COMPLETIONS: _completion_body,
-    UpstreamProtocol.GENERATE: _generate_body,
-}
 
 
 def _sampling_fields(spec: SampleSpec, max_tokens: int, choices: int) -> dict[str, Any]:
