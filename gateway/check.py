@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.backing import policy_refusal
 from gateway.quantities import human_bytes
 from shared.core.ports import connection_limit
+from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol, has_generate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -229,6 +230,23 @@ def upstream_failure(upstream: str, reason: str, *, answered: bool) -> Finding:
     else:
         advice = "is it running, and reachable from this host and its source IPs?"
     return failure(f"upstream {upstream}", reason, advice)
+
+
+def generations(upstream: str, choice: ProtocolChoice, status: int) -> Finding:
+    """`status`: of the answer to a generation that lacks all."""
+    subject = f"generations at {upstream}"
+    found = has_generate(status)
+    if found:
+        return ok(subject, f"{UpstreamProtocol.GENERATE.path} is there")
+    if found is None:
+        return warning(subject, f"answered {status} to a question about them", "try again; is the key the right one?")
+    if choice is ProtocolChoice.AUTO:
+        return ok(subject, f"none, it is asked by {UpstreamProtocol.COMPLETIONS.path}")
+    return failure(
+        subject,
+        f"answers {status}: there is no {UpstreamProtocol.GENERATE.path}",
+        "start vLLM with --enable-scale-out, or give --upstream-protocol completions or auto",
+    )
 
 
 def training(url: str, status: int) -> Finding:

@@ -16,8 +16,17 @@ from gateway import check as checks
 from gateway import listeners, machine
 from gateway.cli import SettingsCommand, settings_from, settings_options
 from gateway.serve import redis_backing
-from gateway.upstream_probe import NoAnswer, ProbeError, offered_models, probe_scaling, session, training_status
+from gateway.upstream_probe import (
+    NoAnswer,
+    ProbeError,
+    generation_status,
+    offered_models,
+    probe_scaling,
+    session,
+    training_status,
+)
 from shared.core.errors import StartError
+from shared.core.upstream_protocol import ProtocolChoice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,6 +172,9 @@ async def _upstream(http: aiohttp.ClientSession, settings: Settings, upstream: s
     try:
         offered = await offered_models(http, upstream)
         found += checks.models(upstream, offered, wanted)
+        if settings.upstream_protocol is not ProtocolChoice.COMPLETIONS:
+            status = await generation_status(http, upstream)
+            found.append(checks.generations(upstream, settings.upstream_protocol, status))
         for model in checks.to_probe(offered, wanted):
             found.append(checks.scaling(upstream, model, await probe_scaling(http, upstream, model)))
     except ProbeError as error:

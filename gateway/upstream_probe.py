@@ -11,6 +11,7 @@ import aiohttp
 import orjson
 
 from shared.core.scaling import AT_HALF, AT_ONE, PROBE_REQUEST_ID, logprobs_scale
+from shared.core.upstream_protocol import PROBE_BODY, UpstreamProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -94,6 +95,15 @@ def first_logprobs(body: Mapping[str, Any]) -> dict[int, float]:
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         raise ProbeError("/v1/completions answered without token ids and logprobs, unlike vLLM") from None
     return found
+
+
+async def generation_status(http: aiohttp.ClientSession, upstream: str) -> int:
+    """How it answers a generation that lacks all (`upstream_protocol.has_generate`). Raises `NoAnswer`."""
+    headers = {"Content-Type": "application/json", "X-Request-Id": PROBE_REQUEST_ID}
+    url = upstream + UpstreamProtocol.GENERATE.path
+    with _no_answer():
+        async with http.post(url, data=PROBE_BODY, headers=headers, allow_redirects=False) as reply:
+            return reply.status
 
 
 async def training_status(http: aiohttp.ClientSession, url: str, api_key: str | None) -> int:

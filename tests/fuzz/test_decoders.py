@@ -103,8 +103,17 @@ def test_stored_results(data: bytes) -> None:
     assert text is None or isinstance(json.loads(text), dict)
 
 
+PICTURE: Final = json.dumps(
+    {
+        "prompt": {"chunks": [{"tokens": [1]}, {"type": "image", "format": "png", "data": "iVBORw0KGgoA"}]},
+        "sampling_session_id": "ss",
+        "seq_id": 0,
+    }
+).encode()
+
+
 @fuzz
-@given(damaged(SAMPLE))
+@given(damaged(SAMPLE, PICTURE))
 def test_samples(body: bytes) -> None:
     """A13, D2"""
     call = allowed(lambda: decode_sample(body), BadRequest)

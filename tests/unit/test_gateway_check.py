@@ -8,6 +8,7 @@ import pytest
 from gateway import check as c
 from gateway.upstream_probe import OfferedModel
 from shared.config import ApiKey, Settings
+from shared.core.upstream_protocol import ProtocolChoice
 from shared.store.base import StoreInfo
 
 if TYPE_CHECKING:
@@ -133,3 +134,20 @@ def test_own_ports_among_those_of_outgoing_connections() -> None:
 def test_exit_code() -> None:
     assert c.exit_code([c.ok("a", "b"), c.warning("a", "b", "c")]) == 0
     assert c.exit_code([c.ok("a", "b"), c.failure("a", "b", "c")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "status", "verdict"),
+    [
+        (ProtocolChoice.GENERATE, 400, c.Verdict.OK),
+        (ProtocolChoice.AUTO, 400, c.Verdict.OK),
+        (ProtocolChoice.GENERATE, 403, c.Verdict.FAILURE),
+        (ProtocolChoice.AUTO, 404, c.Verdict.OK),
+        (ProtocolChoice.GENERATE, 503, c.Verdict.WARNING),
+    ],
+)
+def test_generations_are_there_or_not(choice: ProtocolChoice, status: int, verdict: c.Verdict) -> None:
+    found = c.generations("http://a", choice, status)
+    assert found.verdict is verdict
+    assert bool(found.advice) is (verdict is not c.Verdict.OK)
+    assert ("--enable-scale-out" in found.advice) is (verdict is c.Verdict.FAILURE)
