@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from random import Random
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shared.config import ApiKey
 from shared.core import ids
+from shared.core.lifecycle import State
+from shared.wire import proto
 from tests.waiting import until
 from tests.worker_bench import OWNER, WorkerBench, engines_of, session
 from workers.adapter_loading import AdapterLoader
@@ -24,16 +27,18 @@ from workers.keyring import Keyring
 from workers.models import Catalogue
 from workers.pool import UpstreamPool
 from workers.registry import Registry
+from workers.running import Ending
 from workers.sessions import Sessions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from shared.core.faults import Fault
     from shared.core.model import SampleKey, SamplingSession
     from shared.store.memory_server import MemoryServer
 
 API: Final = "/api/v1"
+TINY: Final = proto.encode_sample_response(proto.decode_sample_response(b""))
 # Nobody renews the lease here.
 _NO_HOUSEKEEPING_S: Final = 1e9
 KEY_A: Final = "tml-a"
@@ -228,6 +233,24 @@ class AppBench(WorkerBench):
         return expires_s - self.clock.monotonic_s()
 
 
+@asynccontextmanager
+async def opened(**settings: Any) -> AsyncIterator[AppBench]:
+    bench = await AppBench(**settings).open()
+    yield bench
+    await bench.close()
+
+
+async def settled(bench: AppBench, ending: Ending | None = None, seq_id: int = 1, **more: Any) -> str:
+    """The request id of a sample that was submitted and has ended."""
+    promised = await bench.asample(seq_id, **more)
+    assert promised.status == 200, promised
+    key = (more.get("of") or session()).key(seq_id)
+    await until(lambda: key in bench.executor.started)
+    bench.executor.finish(key, ending or Ending(State.READY, TINY))
+    await until(lambda: bench.dispatcher.running(key) is None)
+    return str(promised.json["request_id"])
+
+
 def request_id(seq_id: int = 1, of: SamplingSession | None = None) -> str:
     return ids.request_id(of or session(), seq_id)
 
@@ -236,6 +259,14 @@ def session_of(key: str, number: int = 0) -> SamplingSession:
     """A sampling session of the client with this API key."""
     secret = ids.owner_secret(key)
     return session(number, ids.new_session_id(bytes(16), secret), secret)
+
+
+class LeavingConnection(Connection):
+    """A client that is there when its request is read, and is gone before its reply is."""
+
+    async def drained(self) -> bool:
+        self.lose(broken=True)
+        return await super().drained()
 
 
 async def asleep(bench: AppBench, polls: int = 1) -> None:

@@ -17,6 +17,7 @@ from shared.store.base import StoreUnavailable
 from shared.store.memory import MemoryStore
 from shared.store.memory_server import MemoryServer
 from tests.waiting import until
+from workers import dispatcher, settling
 from workers.dispatcher import Dispatcher
 from workers.engines import Engines
 from workers.keyring import ANONYMOUS
@@ -28,6 +29,8 @@ from workers.waiters import Waiters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pytest
 
     from shared.clock import Clock
     from shared.core.model import SampleKey, SamplingSession
@@ -54,6 +57,12 @@ def spec(tokens: Sequence[int] = (10, 11, 12), n: int = 1, **more: Any) -> Sampl
     digest = blake2b(prompt + b"/%d" % n, digest_size=16).digest()
     params = more.pop("params", SamplingParams(max_tokens=4, seed=7))
     return SampleSpec(prompt, len(tokens), n, params, digest=digest, **more)
+
+
+def ask_the_store_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (dispatcher, settling):
+        monkeypatch.setattr(module, "STORE_RETRY_FIRST_S", 0.001)
+        monkeypatch.setattr(module, "STORE_RETRY_LONGEST_S", 0.001)
 
 
 def engines_of(pool: UpstreamPool, clock: Clock) -> Engines:

@@ -1,0 +1,87 @@
+"""One worker with its duties by the clock; its turns are taken by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.worker_bench import OWNER, SESSION_ID, WorkerBench, engines_of
+from workers.clocks import DeliveryClocks
+from workers.deps import Deps, Live
+from workers.housekeeping import Housekeeping
+from workers.keyring import Keyring
+from workers.models import Catalogue, Served
+from workers.registry import Registry
+from workers.sessions import Sessions
+
+if TYPE_CHECKING:
+    from shared.store.memory_server import MemoryServer
+
+
+class FakePool:
+    """Counts its turns; the first ones break."""
+
+    def __init__(self) -> None:
+        self.catalogue = Catalogue((), "{run_id}")
+        self.catalogue.replace([Served("sim/tiny", None, 4096)])
+        self.probes = 0
+        self.listings = 0
+        self.changed = asyncio.Event()
+        self.lists: list[tuple[str, ...]] = []
+
+    async def probe(self) -> None:
+        self.probes += 1
+        if self.probes < 3:
+            raise RuntimeError("broken")
+
+    async def learn_models(self) -> None:
+        self.changed.clear()
+        self.listings += 1
+
+    def replace(self, urls: tuple[str, ...]) -> None:
+        self.lists.append(urls)
+        self.changed.set()
+
+
+class Bench(WorkerBench):
+    def __init__(self, server: MemoryServer | None = None, owner: str = OWNER) -> None:
+        super().__init__(server, owner, lease_s=30.0, session_timeout_s=300.0)
+        self.sessions = Sessions(self.store, self.clock)
+        self.pool = FakePool()
+        self.registry = Registry(self.store, self.pool, ("http://flag",))  # type: ignore[arg-type] # as below
+        deps = Deps(
+            live=Live(self.settings, Keyring(())),
+            store=self.store,
+            dispatcher=self.dispatcher,
+            waiters=self.waiters,
+            sessions=self.sessions,
+            pool=self.pool,  # type: ignore[arg-type] # only its duties are asked for
+            registry=self.registry,
+            adapters=None,  # type: ignore[arg-type] # no duty asks for them
+            clocks=DeliveryClocks(self.store, self.settings, self.counters, self.settlements, self.clock),
+            settlements=self.settlements,
+            counters=self.counters,
+            clock=self.clock,
+            random_bytes=Random(7).randbytes,
+            engines=engines_of(self.pool, self.clock),  # type: ignore[arg-type]
+        )
+        self.housekeeping = Housekeeping(deps, owner, self.settings)
+
+    def is_refilling(self) -> bool:
+        return self.dispatcher.refilling
+
+    def sleeps(self) -> bool:
+        """Between two turns of the store's duty."""
+        return bool(self.housekeeping._hurry._waiters)  # type: ignore[attr-defined] # of asyncio.Event
+
+    def waits_for_a_change(self) -> bool:
+        return bool(self.pool.changed._waiters)  # type: ignore[attr-defined] # of asyncio.Event
+
+    async def turn(self) -> None:
+        await self.housekeeping.tend_store()
+
+    async def alive(self, seq_id: int = 1) -> None:
+        """A running sample of a session that has shown a sign of life."""
+        await self.sessions.require_alive(SESSION_ID)
+        await self.started(seq_id)
