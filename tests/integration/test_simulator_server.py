@@ -1,13 +1,10 @@
-"""The simulated vLLM over real sockets, on the test's own loop."""
+"""The simulated vLLM over real sockets, on the test's own loop: what it samples, its connections, how it waits."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,95 +12,21 @@ import pytest
 from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.simulator import Simulator
 from gateway.simulator.tokens import find_seed, sampled
-from tests.waiting import DEADLINE_S
+from tests.integration.simulator_bench import ADAPTER, DATA, LOAD, Bench, Client, configured, running_bench
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-ASKED = {"model": "sim/tiny", "prompt": [10, 11, 12], "max_tokens": 4, "logprobs": 0, "return_token_ids": True}
-LOAD = "/v1/load_lora_adapter"
-ADAPTER = {"lora_name": "a1", "lora_path": "/models/a1"}
-DATA = Path(__file__).parents[1] / "data" / "vllm"
-
-
-class Client:
-    """One connection, and nothing that an HTTP library would do on its own."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    def send(self, method: str, path: str, body: bytes = b"", request_id: str = "") -> None:
-        head = f"{method} {path} HTTP/1.1\r\nhost: simulator\r\ncontent-length: {len(body)}\r\n"
-        head += f"x-request-id: {request_id}\r\n" if request_id else ""
-        self.writer.write(head.encode() + b"\r\n" + body)
-
-    def ask(self, request_id: str = "", **changes: Any) -> None:
-        self.send("POST", "/v1/completions", json.dumps({**ASKED, **changes}).encode(), request_id)
-
-    async def reply(self) -> tuple[int, bytes]:
-        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
-        status = int(head.split(" ", 2)[1])
-        length = next(line for line in head.split("\r\n") if line.startswith("content-length: "))
-        return status, await self.reader.readexactly(int(length.removeprefix("content-length: ")))
-
-    async def call(self, method: str, path: str, document: Any = None) -> tuple[int, Any]:
-        self.send(method, path, json.dumps(document).encode() if document is not None else b"")
-        status, body = await self.reply()
-        return status, json.loads(body) if body[:1] in (b"{", b"[") else body.decode()
-
-    async def completion(self, request_id: str = "", **changes: Any) -> Any:
-        self.ask(request_id, **changes)
-        status, body = await self.reply()
-        assert status == 200, body
-        return json.loads(body)
-
-
-class Bench:
-    """A running simulator and connections to it, all closed at the end."""
-
-    def __init__(self, simulator: Simulator) -> None:
-        self.simulator = simulator
-        self.address = simulator.url.removeprefix("http://").split(":")
-        self._clients: list[Client] = []
-
-    async def client(self, source_ip: str = "127.0.0.1") -> Client:
-        host, port = self.address
-        client = Client(*await asyncio.open_connection(host, int(port), local_addr=(source_ip, 0)))
-        self._clients.append(client)
-        return client
-
-    async def until(self, what: str, look: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Until the simulator's own counts look so."""
-        deadline_s = time.monotonic() + DEADLINE_S
-        while not look(stats := self.simulator.stats()):
-            assert time.monotonic() < deadline_s, f"{what} did not happen: {stats}"
-            await asyncio.sleep(0.005)
-        return stats
-
-    async def close(self) -> None:
-        for client in self._clients:
-            client.writer.close()
-            await asyncio.gather(client.writer.wait_closed(), return_exceptions=True)
+    from collections.abc import AsyncIterator
+    from pathlib import Path
 
 
 @pytest.fixture
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     """Configured by the indirect parameter, if there is one."""
-    config = SimulatorConfig(**getattr(request, "param", {}))
-    async with Simulator(config) as simulator:
-        bench = Bench(simulator)
-        try:
-            yield bench
-        finally:
-            await bench.close()
+    async with running_bench(getattr(request, "param", {})) as made:
+        yield made
 
 
-def configured(**settings: Any) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("bench", [settings], indirect=True, ids=[""])
-
-
-# -- sampling
+# -- sampling ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_completion_is_what_the_model_function_says(bench: Bench) -> None:
@@ -186,7 +109,7 @@ async def test_pipelined_requests_are_answered_in_order(bench: Bench) -> None:
     assert ids == ["cmpl-id-1", "cmpl-id-2", "cmpl-id-3"]
 
 
-# -- the other paths
+# -- the other paths -----------------------------------------------------------------------------------------------
 
 
 async def test_what_health_checks_and_routers_ask(bench: Bench) -> None:
@@ -270,7 +193,7 @@ async def test_loading_misbehaves_where_a_rule_names_its_path(bench: Bench) -> N
     assert (await client.reply())[0] == 200
 
 
-# -- connections
+# -- connections ---------------------------------------------------------------------------------------------------
 
 
 async def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
@@ -335,7 +258,7 @@ async def test_one_sample_twice_at_a_time_is_counted(bench: Bench) -> None:
     assert [(await client.reply())[0] for client in (first, second)] == [200, 200]
 
 
-# -- modes
+# -- modes ---------------------------------------------------------------------------------------------------------
 
 
 # Long enough for the second to come while the first one runs.
@@ -398,150 +321,3 @@ async def test_a_barrier_of_a_size_opens_for_so_many_that_are_still_there(bench:
 @configured(mode="barrier", barrier_idle_s=0.02)
 async def test_a_barrier_opens_by_itself_when_nobody_comes_any_more(bench: Bench) -> None:
     await (await bench.client()).completion()
-
-
-# -- faults
-
-
-async def test_a_status_is_answered_without_a_generation(bench: Bench) -> None:
-    """D8"""
-    fault = {"kind": "status", "status": 503, "body": {"error": "busy"}, "headers": {"retry-after": "7"}, "next": 1}
-    bench.simulator.set_faults([fault])
-    client = await bench.client()
-    client.ask()
-    head = await client.reader.readuntil(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-    assert b"\r\nretry-after: 7\r\n" in head
-    assert await client.reader.readexactly(16) == b'{"error":"busy"}'
-    assert bench.simulator.stats()["executions"] == 0
-    await client.completion()
-
-
-async def test_a_reset_before_the_generation_is_a_reset(bench: Bench) -> None:
-    bench.simulator.set_faults([{"kind": "reset_before_read"}])
-    client = await bench.client()
-    client.ask()
-    with pytest.raises(ConnectionResetError):
-        await client.reader.read()
-    assert bench.simulator.stats()["executions"] == 0
-
-
-async def test_a_killed_server_ends_the_connection_without_a_byte(bench: Bench) -> None:
-    bench.simulator.set_faults([{"kind": "reset_before_status"}])
-    client = await bench.client()
-    client.ask()
-    assert await client.reader.read() == b""
-    stats = bench.simulator.stats()
-    assert (stats["executions"], stats["aborted"]) == (1, 1)
-
-
-async def test_a_reply_can_end_after_its_head(bench: Bench) -> None:
-    bench.simulator.set_faults([{"kind": "reset_after_headers"}])
-    client = await bench.client()
-    client.ask()
-    received = await client.reader.read()
-    assert received.startswith(b"HTTP/1.1 200 OK\r\n") and received.endswith(b"\r\n\r\n")
-
-
-async def test_a_reply_can_end_in_its_body(bench: Bench) -> None:
-    bench.simulator.set_faults([{"kind": "reset_in_body"}])
-    client = await bench.client()
-    client.ask()
-    head, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
-    assert b'{"id":' in body
-    assert f"content-length: {len(body)}\r\n".encode() not in head
-
-
-@pytest.mark.parametrize(
-    ("kind", "seen"),
-    [
-        ("abort", b'"finish_reason":"abort"'),
-        ("null_logprobs", b"null]"),
-        ("nan", b"[NaN,"),
-        ("html", b"<html>"),
-        ("missing_choices", b'"choices":[]'),
-        ("bad_token", b'"token_ids":[1099511627776,'),
-        ("error_in_200", b'{"error":'),
-    ],
-)
-async def test_spoiled_replies_have_status_200(bench: Bench, kind: str, seen: bytes) -> None:
-    """D3, D4, D9, D13, D14"""
-    bench.simulator.set_faults([{"kind": kind, "next": 1}])
-    client = await bench.client()
-    client.ask()
-    status, body = await client.reply()
-    assert status == 200
-    assert seen in body
-    assert seen not in json.dumps(await client.completion(), separators=(",", ":")).encode()
-
-
-async def test_faults_are_scripted_over_http(bench: Bench) -> None:
-    client = await bench.client()
-    rules = {"faults": [{"kind": "status", "status": 429, "request_id_prefix": "x-"}]}
-    assert await client.call("POST", "/_sim/faults", rules) == (200, {"faults": 1})
-    client.ask("x-1")
-    assert (await client.reply())[0] == 429
-    await client.completion("y-1")
-    status, told = await client.call("POST", "/_sim/faults", [{"kind": "explode"}])
-    assert (status, "explode" in told["detail"]) == (400, True)
-    assert await client.call("DELETE", "/_sim/faults") == (200, {"faults": 0})
-    await client.completion("x-1")
-
-
-async def test_a_drain_refuses_new_connections_and_answers_none_of_the_old(bench: Bench) -> None:
-    """D18"""
-    client = await bench.client()
-    await client.completion()
-    bench.simulator.set_faults([{"kind": "drain"}])
-    with pytest.raises(ConnectionRefusedError):
-        await bench.client()
-    client.ask()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(client.reader.read(1), 0.05)
-
-
-async def test_slow_accepts_delay_new_connections_and_refuse_none(bench: Bench) -> None:
-    old = await bench.client()
-    bench.simulator.set_faults([{"kind": "slow_accept", "delay_s": 1.0}])
-    new = await bench.client()
-    new.ask()
-    await old.completion()
-    assert bench.simulator.stats()["connections"] == 1
-    assert (await new.reply())[0] == 200
-
-
-async def test_a_failure_of_the_simulator_itself_is_a_500(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An exception that nobody expected must not leave the client waiting."""
-    monkeypatch.setattr("gateway.simulator.completion.generate", None)
-    client = await bench.client()
-    client.ask()
-    assert (await client.reply())[0] == 500
-    assert "the simulator failed at POST /v1/completions" in caplog.text
-
-
-async def test_stopping_leaves_no_connection_and_no_task_behind() -> None:
-    tasks = asyncio.all_tasks()
-    simulator = Simulator(SimulatorConfig())
-    await simulator.start()
-    bench = Bench(simulator)
-    client = await bench.client()
-    client.ask()
-    simulator.set_faults([{"kind": "hang"}])
-    await bench.until("a generation", lambda stats: stats["in_flight"] == 1)
-    simulator.set_faults([{"kind": "slow_accept", "delay_s": 1000.0}])
-    await simulator.stop()
-    assert simulator.stats()["in_flight"] == 0
-    assert asyncio.all_tasks() == tasks
-    with pytest.raises(ConnectionRefusedError):
-        await bench.client()
-    await bench.close()
-
-
-async def test_a_port_in_use_is_refused(bench: Bench) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(OSError, match="in use"):
-            await Simulator(SimulatorConfig(port=taken.getsockname()[1])).start()

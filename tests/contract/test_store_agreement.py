@@ -1,0 +1,270 @@
+"""What `shared/store/base.py` promises of sessions, owners and what workers agree on, held against every store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shared.clock import SystemClock
+from shared.core.lifecycle import State
+from shared.core.model import SampleKey
+from shared.core.upstream_list import PUBLISHED, UpstreamList
+from shared.store.base import LogEntry, SessionState
+from shared.store.publishing import publish_upstreams
+from shared.store.reaping import reap
+from tests.contract.conftest import Heard
+from tests.contract.samples import (
+    ALICE,
+    BOB,
+    KEY,
+    NOW_MS,
+    TTL_S,
+    bring_to,
+    claim,
+    settle,
+    state_of,
+)
+
+if TYPE_CHECKING:
+    from shared.store.base import Store
+    from tests.contract.conftest import Bench
+
+
+# -- completion logs -----------------------------------------------------------------------------------------------
+
+
+async def complete(store: Store, *seq_ids: int, session: str = "session", state: State = State.READY) -> None:
+    for seq_id in seq_ids:
+        key = SampleKey(session, seq_id)
+        await store.begin(key, claim())
+        await settle(store, key, claim(), state)
+
+
+# -- sessions ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_lives_by_its_signs_of_life(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    assert (await store.touch_session("s", 1000)).state is SessionState.UNKNOWN
+    info = await store.touch_session("s", 2000)
+    assert (info.state, info.seen_ms) == (SessionState.ALIVE, 2000)
+    assert (await store.touch_session("s", 1500)).seen_ms == 2000
+    unknown, known = await store.session_infos(["nobody", "s"])
+    assert (unknown.state, unknown.seen_ms) == (SessionState.UNKNOWN, 0)
+    assert (known.state, known.seen_ms) == (SessionState.ALIVE, 2000)
+
+
+async def test_a_finished_session_stays_finished(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    await store.touch_session("s", 1000)
+    assert await store.finish_session("s", 2000)
+    assert not await store.finish_session("s", 3000)
+    assert (await store.touch_session("s", 4000)).state is SessionState.FINISHED
+    assert (await store.session_infos(["s"]))[0].state is SessionState.FINISHED
+
+
+async def test_a_session_that_was_lost_can_be_finished(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    assert await store.finish_session("s", 1)
+    assert (await store.session_infos(["s"]))[0].state is SessionState.FINISHED
+
+
+async def test_the_sessions_of_a_key_are_told_to_every_worker(bench: Bench) -> None:
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    assert await alice.sessions_of("key-1") == []
+    await alice.enter_session("key-1", "s1")
+    await bob.enter_session("key-1", "s2")
+    await bob.enter_session("key-2", "s3")
+    assert sorted(await alice.sessions_of("key-1")) == ["s1", "s2"]
+    await bob.drop_sessions("key-1", ["s1", "never"])
+    await bob.drop_sessions("key-1", [])
+    assert await alice.sessions_of("key-1") == ["s2"]
+
+
+async def test_a_clone_number_is_reserved_once_per_session(bench: Bench) -> None:
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    assert await alice.reserve_clone("session", 999_999_999)
+    assert not await bob.reserve_clone("session", 999_999_999)
+    assert await bob.reserve_clone("other", 999_999_999)
+
+
+# -- ownership -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_lease_is_taken_held_and_given_back(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    assert await store.renew_lease(ALICE, ttl_s=30) is False
+    assert await store.renew_lease(ALICE, ttl_s=30) is True
+    assert await store.lapsed_owners() == []
+    await store.release_lease(ALICE)
+    assert await store.lapsed_owners() == []
+
+
+async def test_a_lease_can_be_looked_at_without_taking_it(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    assert not (await store.watch_lease(ALICE)).held
+    assert await store.renew_lease(ALICE, ttl_s=30) is False
+    seen = await store.watch_lease(ALICE)
+    assert seen.held
+    assert seen.server_age_s >= 0
+
+
+async def test_a_refill_lasts_as_long_as_the_longest_of_its_windows(bench: Bench) -> None:
+    """Each owner may shorten its own."""
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    assert await bob.refill_left_s() == 0
+    await alice.note_refill(ALICE, window_s=1000)
+    assert 900 < await bob.refill_left_s() <= 1000
+    await bob.note_refill(BOB, window_s=300)
+    await alice.note_refill(ALICE, window_s=100)
+    assert 200 < await alice.refill_left_s() <= 300
+
+
+async def test_an_owner_that_leaves_samples_behind_is_found(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    await store.renew_lease(ALICE, ttl_s=30)
+    await store.begin(KEY, claim())
+    await store.release_lease(ALICE)
+    assert await store.lapsed_owners() == [ALICE]
+    assert await store.reap(ALICE, ttl_s=TTL_S, now_ms=NOW_MS) == [KEY]
+    assert await store.lapsed_owners() == []
+
+
+async def test_reaping_ends_only_what_the_owner_still_runs(bench: Bench) -> None:
+    """A stale entry of the open set must not end a sample that is settled, or somebody else's."""
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    await complete(alice, 1)
+    await bring_to(alice, SampleKey("session", 2), State.PENDING)
+    await bob.begin(SampleKey("session", 3), claim(BOB))
+    await alice.begin(SampleKey("session", 3), claim(ALICE))
+    assert await bob.reap(ALICE, ttl_s=TTL_S, now_ms=NOW_MS) == [SampleKey("session", 2)]
+    assert await state_of(bob, SampleKey("session", 1)) is State.READY
+    assert await state_of(bob, SampleKey("session", 3)) is State.PENDING
+
+
+async def test_the_reaped_are_logged_and_expire(bench: Bench) -> None:
+    """Invariant 6: pollers learn that they are lost, and submit again."""
+    store = await bench.store(ALICE)
+    await store.begin(KEY, claim())
+    await store.reap(ALICE, ttl_s=TTL_S, now_ms=NOW_MS)
+    assert (await store.read_log("session", 0, 0, limit=10)).entries == [LogEntry(1, False, 0)]
+    assert await bench.ttl_s("gw:s:session:1") == pytest.approx(TTL_S, abs=5)
+
+
+async def test_reaping_goes_on_in_batches_to_the_end_and_tells(bench: Bench) -> None:
+    heard = Heard()
+    alice, bob = await bench.store(ALICE), await bench.store(BOB, heard)
+    await bob.watch("session")
+    keys = [SampleKey("session", number) for number in range(1234)]
+    await asyncio.gather(*(alice.begin(key, claim()) for key in keys))
+    assert await reap(bob, ALICE, TTL_S, bench.clock) == len(keys)
+    await heard.until(lambda heard: len(heard.announced) == len(keys))
+
+
+# -- messages ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_control_message_is_heard_and_left(bench: Bench) -> None:
+    heard, other = Heard(), Heard()
+    alice, bob = await bench.store(ALICE, heard), await bench.store(BOB, other)
+    await bob.send_control(ALICE, b"for alice")
+    await bob.broadcast(b"for all")
+    await heard.until(lambda heard: sorted(heard.controls) == [b"for alice", b"for all"])
+    await other.until(lambda heard: heard.controls == [b"for all"])
+    assert await alice.take_inbox(ALICE) == [b"for alice"]
+    assert await alice.take_inbox(ALICE) == []
+
+
+# -- what the workers agree on -------------------------------------------------------------------------------------
+
+
+async def test_without_a_published_list_there_is_none(bench: Bench) -> None:
+    assert await (await bench.store(ALICE)).read_upstreams() is None
+
+
+async def test_the_latest_list_of_upstreams_is_kept(bench: Bench) -> None:
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    first, second = UpstreamList(NOW_MS, ("http://a:1", "http://b:1/x y")), UpstreamList(NOW_MS + 1, ())
+    assert await alice.offer_upstreams(first) == first
+    assert await bob.read_upstreams() == first
+    assert await bob.offer_upstreams(second) == second
+    assert await alice.offer_upstreams(first) == second
+    assert await alice.offer_upstreams(UpstreamList(second.version, ("http://late",))) == second
+    assert await alice.read_upstreams() == second
+
+
+async def test_fifty_lists_race_and_the_latest_wins(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    lists = [UpstreamList(NOW_MS + number, (f"http://{number}",)) for number in range(50)]
+    await asyncio.gather(*(store.offer_upstreams(offered) for offered in reversed(lists)))
+    assert await store.read_upstreams() == lists[-1]
+
+
+class _StandingClock(SystemClock):
+    """Two hosts whose clocks show the same, or one that lags behind."""
+
+    def wall_ms(self) -> int:
+        return NOW_MS
+
+
+async def test_a_list_that_is_published_is_the_latest_and_everybody_is_told(bench: Bench) -> None:
+    heard = Heard()
+    alice, bob = await bench.store(ALICE), await bench.store(BOB, heard)
+    await alice.offer_upstreams(UpstreamList(NOW_MS + 3_600_000, ("http://of-a-fast-clock",)))
+    published = await publish_upstreams(alice, ["http://a", "http://b"], _StandingClock())
+    await heard.until(lambda heard: heard.controls == [PUBLISHED])
+    assert await bob.read_upstreams() == published
+    assert published.urls == ("http://a", "http://b")
+
+
+async def test_of_lists_published_at_once_all_are_and_one_is_last(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    lists = await asyncio.gather(
+        *(publish_upstreams(store, [f"http://{number}"], _StandingClock()) for number in range(20))
+    )
+    assert len({published.version for published in lists}) == 20
+    assert await store.read_upstreams() == max(lists, key=lambda published: published.version)
+
+
+async def test_a_lock_has_one_holder(bench: Bench) -> None:
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    assert await alice.take_lock("load", ALICE, ttl_s=60)
+    assert await alice.take_lock("load", ALICE, ttl_s=60)
+    assert not await bob.take_lock("load", BOB, ttl_s=60)
+    assert await bob.take_lock("other", BOB, ttl_s=60)
+    await bob.release_lock("load", BOB)
+    assert not await bob.take_lock("load", BOB, ttl_s=60)
+    await alice.release_lock("load", ALICE)
+    assert await bob.take_lock("load", BOB, ttl_s=60)
+
+
+async def test_of_fifty_that_want_a_lock_one_gets_it(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    taken = await asyncio.gather(*(store.take_lock("load", f"owner-{number}", ttl_s=60) for number in range(50)))
+    assert sum(taken) == 1
+
+
+async def test_a_lock_whose_holder_died_is_taken_by_another(bench: Bench) -> None:
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    assert await alice.take_lock("load", ALICE, ttl_s=60)
+    bench.let_lock_lapse("load")
+    assert await bob.take_lock("load", BOB, ttl_s=60)
+    await alice.release_lock("load", ALICE)
+    assert not await alice.take_lock("load", ALICE, ttl_s=60)
+
+
+async def test_a_lock_lasts_as_long_as_it_was_taken_for(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    await store.take_lock("load", ALICE, ttl_s=60)
+    assert 55 < bench.lock_ttl_s("load") <= 60
+
+
+async def test_info_and_ping(bench: Bench) -> None:
+    store = await bench.store(ALICE)
+    await store.ping()
+    info = await store.info()
+    assert info.policy == "noeviction"
+    assert info.version
+    assert store.connected_since_s is not None
