@@ -40,6 +40,7 @@ _MARK_START: Final = b'"\\u0000array '
 _MARKED: Final = "\0array {}"
 _RECORD_END: Final = b']},"finish_reason":'
 _IDS: Final = b',"token_ids":['
+_PROMPT: Final = b',"prompt_token_ids":['
 
 
 class _Span(NamedTuple):
@@ -69,6 +70,24 @@ def load(body: Body, choices: int, piece_bytes: int = _PIECE_BYTES) -> Value | N
         return _load(body, choices, _Reader(body, parse, piece_bytes))
     except document.UNREADABLE:
         return None
+
+
+def without_prompt(body: Body, prompt: bytes) -> Body:
+    """`body` with null where it repeats the prompt's ids, which nobody reads; equal to it save for that.
+
+    `prompt`: ids as `token_list` takes them, and as vLLM writes them. It repeats them in each choice.
+    """
+    rest: list[bytes | memoryview] = []
+    view, kept_to = memoryview(body), 0
+    key = body.find(_PROMPT)
+    while key >= 0:
+        start = key + len(_PROMPT)
+        end = start + len(prompt)
+        if body.startswith(prompt, start) and body.startswith(b"]", end):
+            rest += (view[kept_to : start - 1], b"null")
+            kept_to = end + 1
+        key = body.find(_PROMPT, max(start, kept_to))
+    return b"".join((*rest, view[kept_to:])) if rest else body
 
 
 def _load(body: Body, choices: int, reader: _Reader) -> Value:

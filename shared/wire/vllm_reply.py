@@ -7,6 +7,7 @@ depends on the endpoint: `vllm_completion.py`, `vllm_generate.py`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shared.core.faults import Fault, FaultClass, upstream_words
@@ -31,6 +32,8 @@ _INT32_MAX: Final = 2**31 - 1
 _SMALL_BYTES: Final = 16 * 1024
 # From here on a parser's memory for the whole is fresh each time: it costs half as much again, and more, in parts.
 _LONG_BYTES: Final = 4 * 1024 * 1024
+# From here on to find and compare the prompt's ids costs less than to parse them.
+_LONG_PROMPT_BYTES: Final = 4 * 1024
 _STOP_REASONS: Final = {
     "stop": StopReason.STOP,
     "length": StopReason.LENGTH,
@@ -80,16 +83,19 @@ def decode_reply(
     An engine that gave up is ABORTED, or NEVER_EXECUTED when it had not made a token (it drains, or is paused).
     `load`: one of `document.LOADERS`; left out, it is what costs least, with the same outcome.
     """
-    if load is None and len(body) >= _LONG_BYTES and _asks_for_arrays_only(call, spec):
-        decoded = _decode_in_parts(call, spec, body)
-        if decoded is not None:
-            return decoded
+    if load is None and call.protocol is UpstreamProtocol.COMPLETIONS:
+        # What is read in parts leaves out what scores and a top-k ask for.
+        if len(body) >= _LONG_BYTES and not (call.scores or spec.topk_sample_logprobs):
+            decoded = _decode_in_parts(call, spec, body)
+            if decoded is not None:
+                return decoded
+        elif len(spec.prompt) >= _LONG_PROMPT_BYTES:
+            load = partial(_load_without_prompt, spec.prompt)
     return _decode_whole(call, spec, body, load or document.load)
 
 
-def _asks_for_arrays_only(call: UpstreamCall, spec: SampleSpec) -> bool:
-    """Whether nothing is needed of what `long_reply` leaves out."""
-    return call.protocol is UpstreamProtocol.COMPLETIONS and not call.scores and not spec.topk_sample_logprobs
+def _load_without_prompt(prompt: bytes, body: Body) -> Value:
+    return document.load(long_reply.without_prompt(body, prompt))
 
 
 def _decode_in_parts(call: UpstreamCall, spec: SampleSpec, body: Body) -> Decoded | None:

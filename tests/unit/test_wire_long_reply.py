@@ -205,8 +205,48 @@ def test_what_is_asked_for_is_never_left_out(name: str, monkeypatch: pytest.Monk
     told = recording(name)
     whole = decode_reply(told.call, told.spec, told.body)
     assert isinstance(whole, Decoded)
-    monkeypatch.setattr(vllm_reply, "_LONG_BYTES", 0)
-    assert decode_reply(told.call, told.spec, told.body) == whole
+    for bound in ("_LONG_PROMPT_BYTES", "_LONG_BYTES"):
+        monkeypatch.setattr(vllm_reply, bound, 0)
+        assert decode_reply(told.call, told.spec, told.body) == whole
+
+
+@given(st.lists(choices(), min_size=1, max_size=3), st.sampled_from(["10,11,12", "10,11", "1", "0,11,12", "10,11,123"]))
+def test_a_prompt_that_is_repeated_is_left_out(told: list[dict[str, Any]], prompt: str) -> None:
+    body = written(told)
+    left = json.loads(long_reply.without_prompt(body, prompt.encode()))
+    for choice in told:
+        choice["prompt_token_ids"] = None if prompt == "10,11,12" else choice["prompt_token_ids"]
+    assert left == json.loads(written(told))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"prompt_token_ids":[10,11,12]', b'"prompt_token_ids":[10,11,12'),
+        (b'"prompt_token_ids":[10,11,12]', b'"prompt_token_ids":[10,11,12]]'),
+        (b',"prompt_token_ids":[10,11,12]', b',"prompt_token_ids":[10,11,12],'),
+        (b',"prompt_token_ids":[10,11,12]', b'"prompt_token_ids":[10,11,12]'),
+        (b'"text":"ab"', b'"text":"ab,"prompt_token_ids":[10,11,12]"'),
+        (b'"prompt_token_ids":[10,11,12]', b'"prompt_token_ids": [10,11]'),
+        (b'"prompt_token_ids":[10,11,12]', b'"prompt_token_ids":[10,11,12],"prompt_token_ids":[10,11,12]'),
+        (b'"text":"ab"', b'"text":",\\"prompt_token_ids\\":[10,11,12]"'),
+    ],
+)
+def test_no_prompt_hides_what_is_wrong(old: bytes, new: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_reply, "_LONG_PROMPT_BYTES", 0)
+    body = two_tokens()
+    assert old in body
+    told = body.replace(old, new)
+    assert decode_reply(CALL, SPEC, told) == decode_reply(CALL, SPEC, told, document.load)
+    assert isinstance(decode_reply(CALL, SPEC, told), Decoded) == is_json(told)
+
+
+def is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except ValueError:
+        return False
+    return True
 
 
 def two_tokens() -> bytes:
@@ -217,4 +257,4 @@ def two_tokens() -> bytes:
         "top_logprobs": [{"a": -0.5}, {"b": -1.5}],
     }
     choice = {"index": 0, "text": "ab", "logprobs": scored, "finish_reason": "length", "stop_reason": None}
-    return written([{**choice, "token_ids": [1, 2]}])
+    return written([{**choice, "token_ids": [1, 2], "prompt_token_ids": [10, 11, 12]}])
