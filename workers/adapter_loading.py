@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from shared.core.faults import Fault, FaultClass, classify_reply, upstream_words
-from shared.core.model import Category
+from shared.core.faults import Fault, FaultClass, classify_load
 from shared.store.base import StoreError
 
 if TYPE_CHECKING:
@@ -39,8 +38,6 @@ _LOAD_TIMEOUT_S: Final = 300.0
 _LOCK_S: Final = 15.0
 _RENEW_EVERY_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.25
-_LOADED_BEFORE: Final = "has already been loaded"
-_NOT_ENABLED: Final = "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 to have adapters loaded"
 
 
 class AdapterLoader:
@@ -106,7 +103,7 @@ class AdapterLoader:
                 self._pool.broke(upstream)
             # Nothing of a sample was executed, whatever became of the question.
             return Fault(FaultClass.NEVER_EXECUTED, f"adapter {adapter.path}: {answer.message}")
-        return judge_answer(adapter, *answer, self._wait_s)
+        return classify_load(*answer, adapter.path, self._wait_s)
 
     async def _take(self, lock: str) -> bool:
         try:
@@ -119,21 +116,6 @@ class AdapterLoader:
             await self._store.release_lock(lock, self._owner)
         except StoreError as error:
             log.debug("lock is left to lapse", extra={"error": str(error)})
-
-
-def judge_answer(adapter: Adapter, status: int, body: bytes, wait_s: float) -> Fault | None:
-    """What an upstream's answer to being asked to load `adapter` means; None: it has it."""
-    words = upstream_words(body)
-    if status == 200 or (status == 400 and _LOADED_BEFORE in words):
-        return None
-    if status in (429, 503):
-        return classify_reply(status, body, {})
-    if status in (404, 405) and b'"error"' not in body:
-        words = _NOT_ENABLED
-    # What the client named is not there; any other trouble is for the operator.
-    category = Category.USER if status == 404 and words is not _NOT_ENABLED else Category.SERVER
-    message = f"adapter {adapter.path}: upstream answered {status}: {words}"
-    return Fault(FaultClass.NEVER_EXECUTED, message, category, wait_s=wait_s)
 
 
 def lock_name(adapter: Adapter, upstream: Upstream) -> str:

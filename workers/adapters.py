@@ -4,6 +4,10 @@ Two ways. With `--lora-path` the gateway loads an adapter into every upstream th
 first sampled, and again into one that lost it (a restart). Without, somebody else loads it, and samples wait for it.
 Either way a sample goes only to an upstream that lists its adapter.
 
+An adapter belongs to one base model. Which, an upstream tells that has the adapter, or whoever binds it; as soon as
+that is known, only upstreams that serve the base model are asked to load it. Until then all are, and refusals of some
+of them are nobody's trouble.
+
 What is loading is shared: however many samples wait, there is one task per adapter and upstream here, and one worker at
 a time that asks (`adapter_loading.py`).
 """
@@ -39,6 +43,8 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 10.0
 # A refusal is remembered for its pause; a client that makes names up must not fill the memory with them.
 _REFUSALS_MAX: Final = 10_000
+# Of adapters, the base models that are remembered; an adapter that was lost everywhere is loaded where it was.
+_BASES_MAX: Final = 10_000
 # How long binding an adapter waits for files that are not there yet, and for all of it: below the SDK's 60 s.
 _BIND_RETRIES_S: Final = 5.0
 _BIND_WAIT_S: Final = 45.0
@@ -71,17 +77,21 @@ class Adapters:
         self._loading: dict[Place, asyncio.Task[None]] = {}
         self._refusals: dict[Place, _Refusal] = {}
         self._lost: set[Place] = set()
+        # Name of an adapter -> the upstreams' name of its base model.
+        self._bases: dict[str, str] = {}
 
     # -- for the routes
 
-    async def bind(self, model: ModelRef) -> Target:
-        """What a new sampling session samples from; an adapter is loaded now.
+    async def bind(self, model: ModelRef, base_model: str | None = None) -> Target:
+        """What a new sampling session samples from; an adapter is loaded now. `base_model`: of an adapter, where known.
 
         Raises `NotFound` for an unknown model, run or checkpoint, `BadRequest` for an adapter that cannot be loaded,
         `Overloaded` while no upstream can be asked.
         """
         if model.model_path is not None:
             adapter = self._pool.catalogue.adapter(model.model_path)
+            if base_model is not None:
+                self._remember(adapter, self._pool.catalogue.upstream_name(base_model))
             if adapter.directory is not None:
                 await self._bring_in_time(adapter)
         return await self._pool.resolve(model)
@@ -121,12 +131,12 @@ class Adapters:
 
     def ready(self, adapter: Adapter) -> bool:
         """Whether an upstream that is awake has it. Where others lack it, loading begins in passing."""
-        awake = self._pool.awake()
-        missing = [upstream for upstream in awake if not self._pool.has(adapter.name, upstream)]
+        fitting = [upstream for upstream in self._pool.awake() if self._fits(adapter, upstream)]
+        missing = [upstream for upstream in fitting if not self._pool.has(adapter.name, upstream)]
         if missing and adapter.directory is not None:
             for upstream in missing:
                 self._begin(adapter, upstream)
-        return len(missing) < len(awake)
+        return len(missing) < len(fitting)
 
     async def place(self, adapter: Adapter) -> Fault | None:
         """Return when an upstream that is awake has it, or with why none has."""
@@ -164,6 +174,30 @@ class Adapters:
         message = f"no upstream serves {adapter.path} (as model {adapter.name!r})"
         return Fault(FaultClass.NEVER_EXECUTED, message, Category.SERVER, wait_s=wait_s)
 
+    # -- base models
+
+    def _fits(self, adapter: Adapter, upstream: Upstream) -> bool:
+        """Whether it may be asked for the adapter: it serves its base model, or one of the two is not known."""
+        base = self._base_of(adapter)
+        return base is None or self._pool.may_serve(base, upstream)
+
+    def _base_of(self, adapter: Adapter) -> str | None:
+        told = self._pool.catalogue.parent(adapter)
+        if told is not None:
+            self._remember(adapter, told)
+        return told or self._bases.get(adapter.name)
+
+    def _remember(self, adapter: Adapter, base: str) -> None:
+        self._bases[adapter.name] = base
+        if len(self._bases) > _BASES_MAX:
+            del self._bases[next(iter(self._bases))]
+
+    async def _still_fits(self, adapter: Adapter, upstream: Upstream) -> bool:
+        """The same, of an adapter that another worker may have loaded meanwhile, and so found out where it belongs."""
+        if self._base_of(adapter) is None and self._pool.bases_differ:
+            await self._pool.look_again()
+        return self._fits(adapter, upstream)
+
     # -- loading
 
     def _begin(self, adapter: Adapter, upstream: Upstream) -> None:
@@ -176,7 +210,10 @@ class Adapters:
     async def _load(self, adapter: Adapter, upstream: Upstream) -> None:
         place = (adapter.name, upstream)
         try:
-            fault = await self._loader.load(adapter, upstream, listed_in_vain=place in self._lost)
+            if await self._still_fits(adapter, upstream):
+                fault = await self._loader.load(adapter, upstream, listed_in_vain=place in self._lost)
+            else:
+                fault = self._missing(adapter)
         except Exception:
             # A task boundary: who waits for it is owed a reason.
             log.exception("loading broke", extra={"adapter": adapter.name, "upstream": upstream.url})

@@ -130,6 +130,15 @@ class Catalogue:
             raise NotFound(f"there is no {path!r}; sampler weights are tinker://RUN/sampler_weights/CHECKPOINT")
         return adapter
 
+    def parent(self, adapter: Adapter) -> str | None:
+        """The upstreams' name of the model that an adapter belongs to, as far as one of them has told."""
+        served = self._served.get(adapter.name)
+        return served.parent if served is not None else None
+
+    def upstream_name(self, base_model: str) -> str:
+        """What the upstreams call a model that clients call `base_model`."""
+        return self._offered.get(base_model, base_model)
+
     def awaited(self, adapter: Adapter) -> Target:
         """Where samples of an adapter go that no upstream has just now; what is not known of its base is assumed.
 

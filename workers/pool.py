@@ -100,6 +100,16 @@ class UpstreamPool:
         """Whether it listed this model when it was asked last."""
         return upstream in self._serving.get(model_name, ())
 
+    def may_serve(self, model_name: str, upstream: Upstream) -> bool:
+        """Whether it lists this model, or has never told what it serves."""
+        return upstream not in self._served or self.has(model_name, upstream)
+
+    @property
+    def bases_differ(self) -> bool:
+        """Whether one of the upstreams lists a base model that another does not."""
+        bases = {frozenset(model.name for model in told if model.parent is None) for told in self._served.values()}
+        return len(bases) > 1
+
     def forget(self, model_name: str, upstream: Upstream) -> None:
         """It does not have this model any more, whatever it listed."""
         if self.has(model_name, upstream):

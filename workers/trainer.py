@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+import msgspec
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -98,6 +99,12 @@ class Trainer:
         target = URL(f"{self._base_url}/api/v1/samplers/{quote(sampler_id, safe=':')}", encoded=True)
         headers = self._headers(request, b"content-length", b"content-type", b"content-encoding", b"accept-encoding")
         return Outgoing("GET", target, headers, None)
+
+    def weights(self, request: Request, path: str) -> Outgoing:
+        """What is known of saved weights, asked in the name of the client."""
+        target = URL(f"{self._base_url}/api/v1/weights_info", encoded=True)
+        headers = self._headers(request, b"content-length", b"content-encoding", b"accept-encoding")
+        return Outgoing("POST", target, headers, msgspec.json.encode({"tinker_path": path}))
 
     def _target(self, request: Request) -> URL:
         path, query = request.scope["raw_path"], request.scope["query_string"]

@@ -82,6 +82,8 @@ _MESSAGE_CHARS: Final = 500
 _READ_BYTES: Final = 64 * 1024
 # Longer than any router asks for; a typing error in one must not hold samples for a day.
 _LONGEST_RETRY_AFTER_S: Final = 600.0
+_LOADED_BEFORE: Final = "has already been loaded"
+_NOT_ENABLED: Final = "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 to have adapters loaded"
 _NAN: Final = "Out of range float values are not JSON compliant"
 _ENGINE_DEAD: Final = "EngineCore encountered an issue"
 # A router's words for "the server behind me went away while it worked on this".
@@ -161,6 +163,24 @@ def _operators_matter(status: int, protocol: UpstreamProtocol) -> Fault:
         hints.append(f"there is no {protocol.path}; is --upstream a vLLM server?")
     message = f"upstream answered {status}: {'; or '.join(hints)}"
     return Fault(FaultClass.REFUSED, message, generate_missing=missing)
+
+
+def classify_load(status: int, body: bytes, path: str, wait_s: float) -> Fault | None:
+    """The Fault behind an answer to being asked to load the adapter of `path`; None: the upstream has it.
+
+    Nothing of a sample was executed. `wait_s`: how long it is worth trying again where the upstream says no.
+    """
+    words = upstream_words(body)
+    if status == 200 or (status == 400 and _LOADED_BEFORE in words):
+        return None
+    if status in (429, 503):
+        return classify_reply(status, body, {})
+    # What the client named is not there; any other trouble is for the operator.
+    category = Category.USER if status == 404 else Category.SERVER
+    if status in (404, 405) and b'"error"' not in body:
+        words, category = _NOT_ENABLED, Category.SERVER
+    message = f"adapter {path}: upstream answered {status}: {words}"
+    return Fault(FaultClass.NEVER_EXECUTED, message, category, wait_s=wait_s)
 
 
 def upstream_words(body: bytes | bytearray) -> str:

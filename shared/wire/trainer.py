@@ -24,6 +24,10 @@ class SamplerInfo(msgspec.Struct, frozen=True):
     model_path: str | None = None
 
 
+class _Weights(msgspec.Struct, frozen=True):
+    base_model: str | None = None
+
+
 class _Session(msgspec.Struct):
     session_id: str
 
@@ -44,6 +48,7 @@ _sessions: Final = msgspec.json.Decoder(_Session)
 _promises: Final = msgspec.json.Decoder(_Promise)
 _saved: Final = msgspec.json.Decoder(Saved)
 _samplers: Final = msgspec.json.Decoder(SamplerInfo)
+_weights: Final = msgspec.json.Decoder(_Weights)
 _objects: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -72,6 +77,12 @@ def saved(body: bytes) -> Saved | None:
 
 def sampler_info(body: bytes) -> SamplerInfo | None:
     return _read(_samplers, body)
+
+
+def base_model_of(body: bytes) -> str | None:
+    """What a reply of `weights_info` says; None when it says nothing of it."""
+    found = _read(_weights, body)
+    return found.base_model if found is not None else None
 
 
 def replaced(body: bytes, name: str, value: str) -> bytes:

@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply, upstream_words
+from shared.core.faults import (
+    BreakKind,
+    Fault,
+    FaultClass,
+    classify_break,
+    classify_load,
+    classify_reply,
+    upstream_words,
+)
 from shared.core.model import Category
 from shared.core.upstream_protocol import UpstreamProtocol
 from tests.vllm_recordings import recording
@@ -180,3 +188,38 @@ def test_break_table(kind: BreakKind) -> None:
 
 def test_break_without_detail() -> None:
     assert classify_break(BreakKind.DNS) == Fault(NEVER, "upstream: name not resolved", upstream_down=True)
+
+
+LORA_PATH = "tinker://run-1/sampler_weights/3"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b"Success: LoRA adapter 'x' added successfully."),
+        (400, b'{"error":{"message":"x has already been loaded."}}'),
+    ],
+)
+def test_an_adapter_that_is_there(status: int, body: bytes) -> None:
+    assert classify_load(status, body, LORA_PATH, 60.0) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "category", "words", "wait_s"),
+    [
+        (404, b'{"error":{"message":"No adapter found for /x"}}', Category.USER, "No adapter found for /x", 60.0),
+        (404, b'{"detail":"Not Found"}', Category.SERVER, "--enable-lora", 60.0),
+        (405, b"", Category.SERVER, "--enable-lora", 60.0),
+        (400, b'{"error":{"message":"LoRA rank 16 is greater"}}', Category.SERVER, "rank 16", 60.0),
+        (500, b"size mismatch for base_model.model", Category.SERVER, "size mismatch", 60.0),
+        # Busy is not a refusal: worth the wait for any upstream.
+        (503, b"later", Category.SERVER, "later", None),
+        (429, b"", Category.SERVER, "429", None),
+    ],
+)
+def test_load_table(status: int, body: bytes, category: Category, words: str, wait_s: float | None) -> None:
+    fault = classify_load(status, body, LORA_PATH, 60.0)
+    assert fault is not None
+    assert (fault.kind, fault.category, fault.wait_s) == (FaultClass.NEVER_EXECUTED, category, wait_s)
+    assert words in fault.message
+    assert not fault.upstream_down

@@ -35,6 +35,7 @@ def test_ids_in_replies() -> None:
     assert trainer.promised_id(b'{"request_id":"17","model_id":"m"}') == "17"
     info = trainer.sampler_info(b'{"sampler_id":"x","base_model":"b","model_path":"tinker://r/w"}')
     assert info is not None and info.model_path == "tinker://r/w"
+    assert trainer.base_model_of(b'{"base_model":"b","is_lora":true,"lora_rank":8}') == "b"
 
 
 @pytest.mark.parametrize("body", NONE_OF_THEM)
@@ -42,6 +43,7 @@ def test_replies_that_are_something_else(body: bytes) -> None:
     assert trainer.promised_id(body) is None
     assert trainer.saved(body) is None
     assert trainer.sampler_info(body) is None
+    assert trainer.base_model_of(body) is None
 
 
 def test_results_of_a_save() -> None:

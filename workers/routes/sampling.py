@@ -74,12 +74,20 @@ async def create_sampling_session(deps: Deps, request: Request) -> Reply:
     call = tinker.decode_create_sampling_session(request.body)
     session_id = training.session_name(deps, call.session_id, request)
     model = ModelRef(call.base_model, call.model_path)
-    await deps.adapters.bind(model)
+    base_model = await _base_model(deps, request, model)
+    await deps.adapters.bind(model, base_model)
     await deps.sessions.require_alive(session_id)
     number = call.sampling_session_seq_id
     ordinal = str(number).encode() if number is not None else deps.random_bytes(ids.RANDOM_BYTES)
     session = ids.sampling_session(session_id, ordinal, model, request.caller.secret)
     return responses.ok(tinker.sampling_session(session.sampling_session_id))
+
+
+async def _base_model(deps: Deps, request: Request, model: ModelRef) -> str | None:
+    """What an adapter that the gateway would load belongs to, where there is somebody to ask."""
+    if model.model_path is None or deps.pool.catalogue.adapter(model.model_path).directory is None:
+        return None
+    return await training.base_model_of(deps, request, model.model_path)
 
 
 async def join_sampling_session(deps: Deps, request: Request) -> Reply:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # The SDK waits 10 s for a heartbeat, of which the store may have 2.
 _HEARTBEAT_S: Final = 7.0
+# A sampling session is bound without it, too.
+_WEIGHTS_S: Final = 5.0
 _ELSEWHERE: Final = (
     "this gateway samples only: training and other requests need a training server (--training-upstream)"
 )
@@ -89,6 +91,17 @@ async def heartbeat(deps: Deps, request: Request) -> Streamed:
 
 async def finish(deps: Deps, request: Request) -> Streamed:
     return _passed_back(await _ask(deps, request, trainer_of(deps).whole(request)))
+
+
+async def base_model_of(deps: Deps, request: Request, path: str) -> str | None:
+    """What the training server says that saved weights belong to; None where there is none, or it does not say."""
+    if deps.trainer is None:
+        return None
+    try:
+        told = await _ask(deps, request, deps.trainer.weights(request, path), _WEIGHTS_S)
+    except _TROUBLE:
+        return None
+    return wire.base_model_of(told.body) if told.is_success else None
 
 
 async def save_weights_for_sampler(deps: Deps, request: Request) -> Streamed:

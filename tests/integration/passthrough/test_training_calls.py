@@ -69,6 +69,21 @@ async def bind(passage: Passage, session_id: str = SESSION, key: str = KEY_A) ->
     return await call(passage, "create_sampling_session", body, key)
 
 
+@pytest.mark.parametrize("told", [(200, {"base_model": "sim/tiny", "is_lora": True}), (404, {}), b"no HTTP\r\n\r\n"])
+async def test_whoever_trained_an_adapter_is_asked_what_it_belongs_to(told: Any) -> None:
+    """And a trainer that does not know, or is in trouble, is no reason not to sample."""
+    async with training_passage(lora_path="/adapters/{run_id}/{checkpoint}") as passage:
+        passage.upstream.handler = script = Script(weights_info=told)
+        adapter = {"id": "run-1--3", "parent": "sim/tiny", "max_model_len": 4096}
+        base = {"id": "sim/tiny", "max_model_len": 4096}
+        passage.bench.upstream.listing = json.dumps({"data": [base, adapter]}).encode()
+        body = {"session_id": SESSION, "sampling_session_seq_id": 0, "model_path": PATH}
+        assert (await call(passage, "create_sampling_session", body)).status == 200
+        assert script.asked == [("weights_info", {"tinker_path": PATH})]
+        assert (await bind(passage)).status == 200
+        assert script.count("weights_info") == 1, "a base model needs no answer"
+
+
 async def test_a_session_is_made_there_and_known_here(passage: Passage) -> None:
     passage.upstream.handler = Script()
     made = await call(passage, "create_session", {"tags": [], "sdk_version": "0.38.0"})

@@ -222,6 +222,67 @@ async def test_one_of_two_upstreams_that_cannot_load_it_is_passed_over() -> None
         assert worker.counters.attempts == 8
 
 
+@asynccontextmanager
+async def of_two_bases() -> AsyncIterator[Bench]:
+    """The first upstream serves sim/tiny, the second another model; either would take any adapter."""
+    async with AsyncExitStack() as stack:
+        configs = [SimulatorConfig(models=(name,)) for name in ("sim/tiny", "sim/other")]
+        yield Bench([await stack.enter_async_context(Simulator(config)) for config in configs], stack)
+
+
+async def test_an_adapter_is_loaded_where_its_base_model_is_served_and_nowhere_else() -> None:
+    async with of_two_bases() as bench:
+        worker = await bench.worker()
+        await worker.adapters.bind(MODEL, "sim/tiny")
+        for seq_id in range(6):
+            assert (await worker.execute(seq_id)).state is State.READY
+        assert bench.loads == [1, 0]
+        assert [simulator.stats()["executions"] for simulator in bench.simulators] == [6, 0]
+        assert worker.counters.adapter_loads_failed == 0
+
+
+async def test_another_worker_finds_out_from_whoever_has_it_before_it_asks_anybody() -> None:
+    """What it was told of the upstreams is older than the adapter."""
+    async with of_two_bases() as bench:
+        late = await bench.worker(1)
+        await (await bench.worker(2)).adapters.bind(MODEL, "sim/tiny")
+        assert (await late.execute()).state is State.READY
+        assert bench.loads == [1, 0]
+
+
+async def test_one_that_was_lost_everywhere_is_loaded_where_it_was() -> None:
+    async with of_two_bases() as bench:
+        worker = await bench.worker()
+        await worker.adapters.bind(MODEL, "sim/tiny")
+        bench.simulators[0]._adapters.paths.clear()
+        await worker.pool.learn_models()
+        assert (await worker.execute()).state is State.READY
+        assert bench.loads == [2, 0]
+
+
+async def test_where_the_base_is_not_known_a_refusal_of_an_upstream_with_another_one_is_nobodys_trouble() -> None:
+    """vLLM refuses weights whose shapes do not fit; from then on it is known who has it, and nobody else is asked."""
+    async with of_two_bases() as bench:
+        words = "Loading lora run-1--000100 failed: size mismatch"
+        bench.simulators[1].set_faults([{"kind": "status", "status": 500, "path": LOAD, "body": words}])
+        worker = await bench.worker()
+        await worker.adapters.bind(MODEL)
+        await until(lambda: worker.counters.adapter_loads_failed == 1)
+        for seq_id in range(6):
+            assert (await worker.execute(seq_id)).state is State.READY
+        assert (worker.counters.adapter_loads, worker.counters.adapter_loads_failed) == (1, 1)
+        assert [simulator.stats()["executions"] for simulator in bench.simulators] == [6, 0]
+
+
+async def test_an_adapter_whose_base_nobody_serves_is_loaded_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "_BIND_RETRIES_S", 0.05)
+    async with of_two_bases() as bench:
+        worker = await bench.worker()
+        with pytest.raises(BadRequest, match="run-1"):
+            await worker.adapters.bind(MODEL, "sim/third")
+        assert bench.loads == [0, 0]
+
+
 async def test_an_upstream_that_does_not_answer_is_passed_over() -> None:
     async with started() as bench:
         await bench.simulators[0].stop()
