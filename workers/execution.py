@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from shared.clock import Clock
     from shared.core.adapters import Adapter
+    from shared.core.upstream_protocol import UpstreamProtocol
     from shared.counters import Counters
     from workers.adapters import Adapters
     from workers.forwarder import Forwarder
@@ -106,9 +107,13 @@ class Executor:
         upstream = self._pool.choose(name, avoid, session_key, generates=beyond is not None)
         if beyond is not None and (fault := self._pool.protocols.unable(upstream, beyond)) is not None:
             return None, fault
-        outcome = await self._attempt(running, upstream, attempt)
+        outcome = await self._attempt(running, upstream, attempt, upstream.protocol)
         if isinstance(outcome, Fault) and outcome.generate_missing:
             outcome = self._pool.protocols.without_generate(upstream, outcome)
+        elif isinstance(outcome, Fault) and beyond is None:
+            other = self._pool.protocols.other(upstream, outcome)
+            if other is not None:
+                outcome = await self._attempt(running, upstream, attempt, other)
         if adapter is not None and isinstance(outcome, Fault) and outcome.model_missing:
             outcome = self._adapters.lost(adapter, upstream, outcome)
         return upstream, outcome
@@ -118,10 +123,12 @@ class Executor:
             return None
         return await self._paused(running, f"{adapter.path} is being loaded", self._adapters.place(adapter))
 
-    async def _attempt(self, running: Running, upstream: Upstream, attempt: int) -> bytes | Fault:
+    async def _attempt(
+        self, running: Running, upstream: Upstream, attempt: int, protocol: UpstreamProtocol
+    ) -> bytes | Fault:
         """The encoded result, or why there is none."""
         target = running.target
-        calls = vllm.plan_calls(running.spec, target.upstream_name, target.context_tokens, upstream.protocol)
+        calls = vllm.plan_calls(running.spec, target.upstream_name, target.context_tokens, protocol)
         decoded: list[vllm.Decoded] = []
         # Those that an upstream has dropped come here all at once.
         party = running.holding.digest

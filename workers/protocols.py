@@ -62,6 +62,15 @@ class Protocols:
         upstream.protocol, upstream.protocol_known = UpstreamProtocol.COMPLETIONS, True
         return replace(fault, kind=FaultClass.NEVER_EXECUTED)
 
+    def other(self, upstream: Upstream, fault: Fault) -> UpstreamProtocol | None:
+        """By what else a sample can be asked that is not `beyond` completions, and that was refused; None: by nothing.
+
+        With `auto` nobody has asked for generations, whose bounds are narrower in places: n, and the top-k by one.
+        """
+        if self._choice is ProtocolChoice.AUTO and fault.invalid and upstream.protocol is UpstreamProtocol.GENERATE:
+            return UpstreamProtocol.COMPLETIONS
+        return None
+
     def may_generate(self, upstream: Upstream) -> bool:
         return upstream.protocol is UpstreamProtocol.GENERATE or not upstream.protocol_known
 

@@ -33,8 +33,8 @@ class Fault:
 
     `message` is for the SDK's user and the log: the upstream's own words, shortened. `upstream_down`: rest this
     upstream before it is chosen again (busy is not broken: 4xx, 429 and slowness never set it). `model_missing`: this
-    upstream does not have the model. `generate_missing`: it does not have the endpoint for generations. `wait_s`:
-    NEVER_EXECUTED, and not worth waiting for longer than this.
+    upstream does not have the model. `generate_missing`: it does not have the endpoint for generations. `invalid`:
+    it has refused the request before anything ran. `wait_s`: NEVER_EXECUTED, and not to be waited for longer than this.
     """
 
     kind: FaultClass
@@ -44,6 +44,7 @@ class Fault:
     upstream_down: bool = False
     model_missing: bool = False
     generate_missing: bool = False
+    invalid: bool = False
     wait_s: float | None = None
 
 
@@ -148,7 +149,7 @@ def _classify_refusal(status: int, body: bytes | bytearray, message: str, protoc
     if status == 408:
         # With words of its own it is some proxy's deadline, not a router's queue: it may have run.
         return Fault(FaultClass.AMBIGUOUS, message)
-    return Fault(FaultClass.REFUSED, message, Category.USER, model_missing=status == 404)
+    return Fault(FaultClass.REFUSED, message, Category.USER, model_missing=status == 404, invalid=status in (400, 422))
 
 
 def _operators_matter(status: int, protocol: UpstreamProtocol) -> Fault:

@@ -93,6 +93,23 @@ def test_auto_follows_an_upstream_that_is_replaced(tmp_path: Path) -> None:
                 stack.simulator.process.kill()
 
 
+def test_auto_asks_by_completions_what_generations_refuse(tmp_path: Path) -> None:
+    """The largest top-k that vLLM takes by default, and more sequences than it runs at once."""
+    limits = ("--max-num-seqs", "2", "--mode", "latency", "--gen-seconds", "0")
+    with (
+        running_stack(tmp_path, *FLAGS, "--upstream-protocol", "auto", simulator_flags=limits) as stack,
+        closing(connect_to(stack.gateway, 0)) as one,
+    ):
+        asks_by(stack.gateway, "generate")
+        client = Client(one, stack.model)
+        found = decode_sample_response(sampled(one, client, 1, topk_sample_logprobs=20))
+        sampled(one, client, 2, num_samples=5)
+        asks_by(stack.gateway, "generate")
+    (sequence,) = found.sequences
+    assert sequence.topk is not None
+    assert sequence.topk.k == 20
+
+
 def test_an_endpoint_that_is_not_there_is_told(tmp_path: Path) -> None:
     flags = ("--upstream-protocol", "generate")
     with running_stack(tmp_path, *FLAGS, *flags, simulator_flags=["--no-scale-out"]) as stack:

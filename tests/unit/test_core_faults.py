@@ -126,6 +126,23 @@ def test_an_endpoint_that_is_not_there_is_told_from_other_refusals(status: int, 
     assert not classify_reply(404, unknown.body, {}, UpstreamProtocol.GENERATE).generate_missing
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "invalid"),
+    [
+        (400, vllm_error("n must be at most 8"), True),
+        (422, b"no", True),
+        (413, b"", False),
+        (404, vllm_error("no such model"), False),
+        (400, vllm_error("Out of range float values are not JSON compliant"), False),
+        (408, b"a deadline", False),
+        (500, b"", False),
+    ],
+)
+def test_what_was_refused_before_it_ran(status: int, body: bytes, invalid: bool) -> None:
+    """A NaN has run; a deadline may have."""
+    assert classify_reply(status, body, {}).invalid is invalid
+
+
 def test_operator_is_told_which_flag_to_set() -> None:
     assert "--upstream-api-key-file" in classify_reply(401, b'{"error":"Unauthorized"}', {}).message
 

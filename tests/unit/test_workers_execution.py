@@ -14,7 +14,7 @@ import pytest
 from shared.clock import ManualClock
 from shared.core import ids, retry
 from shared.core.adapters import Adapter
-from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply
+from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply, too_large
 from shared.core.lifecycle import State
 from shared.core.model import Category, SamplingParams
 from shared.core.record import Claim
@@ -491,3 +491,39 @@ async def test_weights_that_change_under_a_generation_are_counted_and_told(caplo
     (told,) = [vars(record) for record in caplog.records if "weights changed" in record.message]
     assert (told["versions"], told["sequences"], told["upstream"]) == (["step-7", "step-8"], 3, "http://a")
     assert told["request_id"] == bench.running.request_id
+
+
+TOO_MANY = classify_reply(400, b'{"error":{"message":"n must be at most 256"}}', {}, UpstreamProtocol.GENERATE)
+
+
+@pytest.mark.parametrize("second", [None, classify_reply(400, b'{"error":{"message":"n is wrong"}}', {})])
+async def test_what_only_generations_refuse_is_asked_by_the_other_endpoint(second: Fault | None) -> None:
+    """Found out, not chosen: nobody has asked for the narrower bounds. The second word is the last."""
+    bench = Bench(TOO_MANY, second, protocol=ProtocolChoice.AUTO)
+    await bench.pool.protocols.learn(bench.pool.choose("tiny"))
+    state, payload = await bench.execute(spec(n=3))
+    assert state is (State.READY if second is None else State.FAILED)
+    assert bench.forwarder.paths == [GENERATE, "/v1/completions"]
+    assert bench.attempts == ["a1", "a1"]
+    assert not bench.slept_s
+    if second is not None:
+        assert json.loads(payload) == {"error": "upstream answered 400: n is wrong", "category": "user"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "params", "fault"),
+    [
+        (ProtocolChoice.GENERATE, SamplingParams(max_tokens=4), TOO_MANY),
+        (ProtocolChoice.AUTO, LONG_STOP, TOO_MANY),
+        # Larger than any result may be: it has run.
+        (ProtocolChoice.AUTO, SamplingParams(max_tokens=4), too_large()),
+        (ProtocolChoice.AUTO, SamplingParams(max_tokens=4), classify_reply(413, b"", {}, UpstreamProtocol.GENERATE)),
+    ],
+)
+async def test_other_refusals_of_generations_are_final(
+    choice: ProtocolChoice, params: SamplingParams, fault: Fault
+) -> None:
+    bench = Bench(fault, protocol=choice)
+    await bench.pool.protocols.learn(bench.pool.choose("tiny"))
+    assert (await bench.execute(spec(params=params)))[0] is State.FAILED
+    assert bench.forwarder.paths == [GENERATE]
