@@ -73,10 +73,10 @@ class Bench(WorkerBench):
 
     def sleeps(self) -> bool:
         """Between two turns of the store's duty."""
-        return bool(self.housekeeping._hurry._waiters)  # type: ignore[attr-defined] # of asyncio.Event
+        return bool(self.housekeeping._hurry._waiters)
 
     def waits_for_a_change(self) -> bool:
-        return bool(self.pool.changed._waiters)  # type: ignore[attr-defined] # of asyncio.Event
+        return bool(self.pool.changed._waiters)
 
     async def turn(self) -> None:
         await self.housekeeping.tend_store()

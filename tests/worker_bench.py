@@ -129,7 +129,7 @@ class WorkerBench:
         self.tenants = Tenants(self.settings.workers, shared=len(self.settings.api_keys or ()) > 1)
         self.dispatcher = Dispatcher(
             self.store,
-            self.executor,  # type: ignore[arg-type] # all that is asked of an executor is `execute`
+            self.executor,
             self.waiters,
             self.counters,
             self.clock,

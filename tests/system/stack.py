@@ -65,7 +65,7 @@ class Simulator:
 
     @property
     def port(self) -> str:
-        return self.url.rpartition(":")[2]
+        return str(self.url.rpartition(":")[2])
 
     @contextmanager
     def holding(self) -> Iterator[None]:

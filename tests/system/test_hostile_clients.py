@@ -75,7 +75,7 @@ def connection(stack: Stack) -> Iterator[Connection]:
 
 
 def resident_bytes(stack: Stack) -> int:
-    return max(worker["rss_bytes"] for worker in stack.gateway.workers())
+    return max(int(worker["rss_bytes"]) for worker in stack.gateway.workers())
 
 
 @pytest.mark.parametrize("path", ["/asample", "/create_session", "/retrieve_future", "/telemetry"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ BROKEN: Final = (
     b'{"31101":1,"31101":2}',
 )
 # What a broken upstream answers: the client's own words among them.
-FAULTS: Final = (
+FAULTS: Final[tuple[dict[str, Any], ...]] = (
     {"kind": "status", "status": 500, "body": '{"detail":"prompt 31101,31102,31103 marked-stop"}'},
     {"kind": "status", "status": 400, "body": '{"error":{"message":"no 31101,31103"}}'},
     {"kind": "html"},

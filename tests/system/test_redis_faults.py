@@ -42,7 +42,8 @@ class Operator:
         self._socket.connect(server.url.removeprefix("unix://"))
 
     def ask(self, *words: str) -> Any:
-        self._socket.sendall(hiredis.pack_command(words))
+        packed = hiredis.pack_command(words)  # type: ignore[arg-type] # its stub knows tuples of one word only
+        self._socket.sendall(packed)
         reader = hiredis.Reader(notEnoughData=self)
         while (reply := reader.gets()) is self:
             reader.feed(self._socket.recv(65536))

@@ -137,7 +137,7 @@ def test_of_two_upstreams_one_fails_and_comes_back(fleet: Fleet) -> None:
     def is_asked_again() -> bool:
         samples.submit(4, first=next(numbers))
         samples.check()
-        return executions(failing)[0] > before
+        return bool(executions(failing)[0] > before)
 
     numbers = iter(range(1000, 100_000, 4))
     eventually(is_asked_again, "samples at the one that came back")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.bench import series
+from gateway.bench import usage
 from gateway.bench.series import BINS, Series, cores, histogram, in_flight, rates, time_edges
 
 
@@ -52,4 +52,4 @@ def test_cores_in_use_are_told_between_two_looks_that_are_apart() -> None:
     spent_s = np.array([(0.0, 0.0), (1.0, 0.5), (1.01, 0.6), (3.01, 2.6)])
     assert cores(spent_s) == [(0.5, 0.5), (pytest.approx(2.01), pytest.approx(1.0))]
     assert cores(spent_s[:1]) == []
-    assert series.SHORTEST_LOOK_S > 0.01
+    assert usage.SHORTEST_LOOK_S > 0.01

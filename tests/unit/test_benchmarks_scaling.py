@@ -65,8 +65,8 @@ def test_a_report_without_a_figure_is_refused_by_its_name(section: str, name: st
 
 def test_one_redis_is_full_before_sixteen_workers() -> None:
     first, second = scaling.rate_limits(COSTS, SITE)[:2]
-    assert first == Limit("CPU of Redis", pytest.approx(20_000))
-    assert second == Limit("CPU of the workers", pytest.approx(25_600))
+    assert (first.resource, first.samples) == ("CPU of Redis", pytest.approx(20_000))
+    assert (second.resource, second.samples) == ("CPU of the workers", pytest.approx(25_600))
 
 
 def test_a_cluster_costs_more_for_each_sample_and_has_more_cores() -> None:
@@ -78,7 +78,8 @@ def test_a_cluster_costs_more_for_each_sample_and_has_more_cores() -> None:
 
 def test_large_results_fill_the_network_first() -> None:
     large = replace(COSTS, upstream_bytes=20e6)
-    assert scaling.rate_limits(large, SITE)[0] == Limit("network to the upstreams", pytest.approx(40))
+    tightest = scaling.rate_limits(large, SITE)[0]
+    assert (tightest.resource, tightest.samples) == ("network to the upstreams", pytest.approx(40))
 
 
 def test_what_bounds_the_samples_in_flight() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_one_row_per_signal(load: Load, sample_bytes: int, expected: str | None)
         ({"in_flight": 5, "max_in_flight": 5, "shared": False, "active_keys": 1}, 1, "key"),
     ],
 )
-def test_a_keys_own_limits(changes: dict[str, int], sample_bytes: int, expected: str | None) -> None:
+def test_a_keys_own_limits(changes: dict[str, Any], sample_bytes: int, expected: str | None) -> None:
     assert reason(Load(6, 600), sample_bytes, replace(TENANT, **changes)) == expected
 
 

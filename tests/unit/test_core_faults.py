@@ -110,6 +110,7 @@ def test_nan_is_the_servers_fault_and_final() -> None:
 
 def test_a_missing_model_is_told_from_other_refusals() -> None:
     told = recording("24_gen_unknown_adapter")
+    assert told.status is not None
     missing = classify_reply(told.status, told.body, told.headers)
     assert (missing.kind, missing.model_missing) == (REFUSED, True)
     assert not classify_reply(404, b'{"detail":"Not Found"}', {}).model_missing

@@ -324,7 +324,8 @@ class TestSpare:
 
     def test_that_dies_is_replaced_with_back_off(self) -> None:
         fleet, spare = with_spare(1)
-        now, spawned = 1.0, []
+        now = 1.0
+        spawned: list[float] = []
         for _ in range(6):
             assert fleet.exited(spare, now) == []
             assert fleet.spare is None

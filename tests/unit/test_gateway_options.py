@@ -85,6 +85,7 @@ def test_secrets_come_from_files() -> None:
     found = settings(
         {}, files, upstream=UPSTREAM, upstream_api_key_file="u", admin_key_file="a", api_keys_file="k", host="0.0.0.0"
     )
+    assert found.api_keys is not None
     assert (found.upstream_api_key, found.admin_key, found.api_keys[0].name) == ("up-key", "admin-key", "x")
 
 

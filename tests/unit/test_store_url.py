@@ -96,13 +96,19 @@ def test_what_is_shown_has_no_password() -> None:
     assert "hunter2" not in repr(address)
 
 
+def tls_of(url: str) -> ssl.SSLContext | None:
+    address = parse_url(url)
+    assert isinstance(address, RedisAddress)
+    return address.ssl_context()
+
+
 def test_tls_is_verified_unless_told_otherwise() -> None:
-    strict = parse_url("rediss://h").ssl_context()
-    lax = parse_url("rediss://h?ssl_cert_reqs=none").ssl_context()
+    strict = tls_of("rediss://h")
+    lax = tls_of("rediss://h?ssl_cert_reqs=none")
     assert strict is not None
     assert lax is not None
     assert (strict.verify_mode, strict.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert (lax.verify_mode, lax.check_hostname) == (ssl.CERT_NONE, False)
-    assert parse_url("redis://h").ssl_context() is None
+    assert tls_of("redis://h") is None
     with pytest.raises(ConfigError, match="TLS file"):
-        parse_url("rediss://h?ssl_ca_certs=/nowhere.pem").ssl_context()
+        tls_of("rediss://h?ssl_ca_certs=/nowhere.pem")

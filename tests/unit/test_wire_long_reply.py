@@ -168,7 +168,7 @@ def test_what_is_wrong_has_the_same_words(
     assert isinstance(always_in_parts(wrong), Fault)
     for piece_bytes in (1, 2, 5):
         reply = long_reply.load(wrong, 1, piece_bytes)
-        assert reply is None or isinstance(decode_reply(CALL, SPEC, wrong, lambda _, read=reply: read), Fault)
+        assert reply is None or isinstance(decode_reply(CALL, SPEC, wrong, lambda _, read=reply: read), Fault)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,8 @@ def test_what_cannot_be_honoured_is_named(fields: dict[str, Any], name: str) -> 
 
 
 def test_what_asks_for_nothing_is_accepted() -> None:
-    fields = {"record_stability_info": True, "target_prompt_logprobs": None, "type": "sample", "later": {"a": [1]}}
+    fields: dict[str, Any] = {"record_stability_info": True, "target_prompt_logprobs": None}
+    fields |= {"type": "sample", "later": {"a": [1]}}
     assert decode_sample(body(**fields)).spec == decode_sample(body()).spec
 
 
@@ -421,7 +422,7 @@ def test_different_meaning_gives_different_digests() -> None:
 
 def test_two_ways_to_say_one_thing() -> None:
     """A18"""
-    pairs = [
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"stop": "a"}, {"stop": ["a"]}),
         ({"top_k": 0}, {"top_k": -1}),
         ({"temperature": 1}, {"temperature": 1.0}),

@@ -20,7 +20,7 @@ from tests.vllm_recordings import recording
 SPEC: Final = SampleSpec(b"10,11,12", 3, 1, SamplingParams(max_tokens=4))
 CALL: Final = UpstreamCall(b"", 1, False, UpstreamProtocol.GENERATE)
 
-Loader = Callable[[bytes], Any]
+Loader = Callable[[bytes | bytearray], Any]
 
 
 @pytest.fixture(params=sorted(document.LOADERS))

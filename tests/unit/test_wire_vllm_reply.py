@@ -24,7 +24,7 @@ SPEC = SampleSpec(b"10,11,12", 3, 1, SamplingParams(max_tokens=4))
 CALL = UpstreamCall(b"", 1, False)
 SCORES = UpstreamCall(b"", 0, True)
 
-Loader = Callable[[bytes], Any]
+Loader = Callable[[bytes | bytearray], Any]
 
 
 @pytest.fixture(params=sorted(document.LOADERS))

@@ -10,6 +10,7 @@ from shared.core.errors import BadRequest, Overloaded
 from shared.core.lifecycle import State
 from shared.core.record import Record
 from shared.store.base import StoreUnavailable
+from tests.waiting import until
 from tests.worker_bench import (
     OTHER_OWNER,
     OWNER,
@@ -18,7 +19,6 @@ from tests.worker_bench import (
     ask_the_store_again_soon,
     session,
     spec,
-    until,
 )
 from workers import dispatcher
 from workers.running import Ending, Phase

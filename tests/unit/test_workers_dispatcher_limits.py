@@ -11,6 +11,7 @@ from shared.config import Settings
 from shared.core.errors import Overloaded
 from shared.core.lifecycle import State
 from shared.store.base import StoreError
+from tests.waiting import until
 from tests.worker_bench import (
     AWAY,
     DONE,
@@ -20,7 +21,6 @@ from tests.worker_bench import (
     ask_the_store_again_soon,
     session,
     spec,
-    until,
 )
 from workers.running import Ending
 

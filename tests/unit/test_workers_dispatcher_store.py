@@ -13,6 +13,7 @@ from shared.core.lifecycle import State
 from shared.core.record import Record
 from shared.store.base import StoreError, StoreFull, StoreRefused, StoreUnavailable
 from shared.store.refill import REFILL_S
+from tests.waiting import until
 from tests.worker_bench import (
     AWAY,
     OTHER_OWNER,
@@ -21,7 +22,6 @@ from tests.worker_bench import (
     WorkerBench,
     ask_the_store_again_soon,
     session,
-    until,
 )
 from workers.running import Ending, Phase
 from workers.waiters import Wake

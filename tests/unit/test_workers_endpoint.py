@@ -75,7 +75,7 @@ class Handler:
 
 
 async def exchanged(
-    handler: Handler, exchange: Exchange, keyring: Keyring | None = None, counters: Counters | None = None, **more: bool
+    handler: Handler, exchange: Exchange, keyring: Keyring | None = None, counters: Counters | None = None, **more: Any
 ) -> Exchange:
     chosen = keyring or Keyring(None)
     endpoint = Endpoint(handler, lambda: chosen, counters or Counters(), lambda: 100, **more)

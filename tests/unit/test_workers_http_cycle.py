@@ -40,9 +40,9 @@ class Bench:
     def __init__(self, method: str = "POST", *, keep_alive: bool = True) -> None:
         self.transport, self.flow, self.ended = Transport(), Flow(), 0
         self.cycle = GatewayCycle(
-            {"method": method},  # type: ignore[typeddict-item] # all of it that is looked at
-            self.transport,  # type: ignore[arg-type]
-            self.flow,  # type: ignore[arg-type]
+            {"method": method},
+            self.transport,
+            self.flow,
             LOGGER,
             LOGGER,
             False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from workers.room import Room
 from workers.tenants import Tenants
 
 
-def room(**settings: int) -> Room:
+def room(**settings: Any) -> Room:
     return Room(Tenants(1, shared=False), Counters(), Settings(**settings))
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.integration.http.edge_server import DEADLINE_S, MIB, Served, refusal_in, request, serving
-from tests.waiting import until
+from tests.integration.http.edge_server import MIB, Served, refusal_in, request, serving
+from tests.waiting import DEADLINE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

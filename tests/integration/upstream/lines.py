@@ -61,7 +61,7 @@ class Line:
 
     async def ask(
         self, name: str = "r-a1", upstream: Upstream | None = None, prompt: Sequence[int] = (10,)
-    ) -> bytes | Fault:
+    ) -> bytes | bytearray | Fault:
         to = upstream or self.upstream
         return await self.forwarder.post(to, to.samples_url(to.protocol), _asked(to, prompt), {"X-Request-Id": name})
 

@@ -350,7 +350,7 @@ async def test_a_lock_is_held_for_as_long_as_loading_takes(monkeypatch: pytest.M
         for _ in range(4):
             bench.server.clock.advance(10.0)
             before = worker.store.commands
-            await until(lambda before=before: worker.store.commands > before + 1)
+            await until(lambda before=before: worker.store.commands > before + 1)  # type: ignore[misc]
         lock = lock_name(worker.pool.catalogue.adapter(MODEL.name), worker.pool.awake()[0])
         assert not await worker.store.take_lock(lock, "other", ttl_s=1.0)
         bench.simulators[0]._released.set()

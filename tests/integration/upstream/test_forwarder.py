@@ -18,7 +18,7 @@ from shared.core.lifecycle import State
 from shared.core.upstream_protocol import ProtocolChoice
 from shared.histogram import count
 from tests.integration.upstream.lines import Line, line
-from tests.worker_bench import until
+from tests.waiting import until
 from workers import upstreams
 
 if TYPE_CHECKING:

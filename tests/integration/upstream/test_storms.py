@@ -28,11 +28,11 @@ LONGEST_S = 0.02
 SEED = 20_261_129
 
 
-async def storm(made: Line) -> dict[int, bytes | Fault]:
+async def storm(made: Line) -> dict[int, bytes | bytearray | Fault]:
     """Ask with a nonce in each prompt, half of the requests given up after 0 to 20 ms; what the other half got."""
     sys.stdout.write(f"seed {SEED}\n")
     rng, loop = random.Random(SEED), asyncio.get_running_loop()
-    answers: dict[int, bytes | Fault] = {}
+    answers: dict[int, bytes | bytearray | Fault] = {}
     for first in range(0, REQUESTS, AT_ONCE):
         tasks = {
             nonce: asyncio.create_task(made.ask(f"r{nonce}-a1", prompt=[10, nonce]))
@@ -49,7 +49,7 @@ async def storm(made: Line) -> dict[int, bytes | Fault]:
     return answers
 
 
-def echoed(reply: bytes | Fault) -> Any:
+def echoed(reply: bytes | bytearray | Fault) -> Any:
     assert isinstance(reply, bytes), reply
     return json.loads(reply)["choices"][0]["prompt_token_ids"]
 
