@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shared.store.slots import SLOTS, slot_of
-from tests.redis_server import RedisServer, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.ports import free_port
+from tests.redis_server import RedisServer
 
 # A node that does not run for this long is taken for dead: it must outlast what a busy machine does to one.
 _NODE_TIMEOUT_MS: Final = 2500
-_DEADLINE_S: Final = 40.0
 
 
 class RedisCluster:
@@ -56,7 +52,7 @@ class RedisCluster:
         """Every node that runs agrees that all slots are served."""
         for node in self.nodes:
             if node.running:
-                _until(lambda node=node: b"cluster_state:ok" in node.command("CLUSTER", "INFO"))  # type: ignore[misc]
+                node.comes_to_say(b"cluster_state:ok", "CLUSTER", "INFO")
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -73,11 +69,11 @@ class RedisCluster:
             node.command("CLUSTER", "MEET", "127.0.0.1", str(first.port), node_bus_port(first))
         known = f"cluster_known_nodes:{len(self.nodes)}\r\n".encode()
         for node in self.nodes:
-            _until(lambda node=node: known in node.command("CLUSTER", "INFO"))  # type: ignore[misc]
+            node.comes_to_say(known, "CLUSTER", "INFO")
         for master, replica in zip(self.masters, self.replicas, strict=False):
             master_id = master.command("CLUSTER", "MYID").split(b"\r\n")[1].decode()
             assert replica.command("CLUSTER", "REPLICATE", master_id) == b"+OK\r\n"
-            _until(lambda replica=replica: b"master_link_status:up" in replica.command("INFO", "replication"))  # type: ignore[misc]
+            replica.comes_to_say(b"master_link_status:up", "INFO", "replication")
         self.wait_until_whole()
 
 
@@ -96,10 +92,3 @@ def _node() -> RedisServer:
         "--repl-diskless-sync-delay": "0",
     }
     return RedisServer(*(word for option in options.items() for word in option), tcp=True)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "the test's cluster does not come together"
-        time.sleep(0.02)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.redis_server import RedisServer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.waiting import eventually
 
 SERVICE: Final = "results"
 # A server that does not run for this long is taken for dead: it must outlast what a busy machine does to one.
 _DOWN_AFTER_MS: Final = 2000
 _FAILOVER_MS: Final = 5000
-_DEADLINE_S: Final = 40.0
 
 
 class RedisSentinels:
@@ -44,7 +40,7 @@ class RedisSentinels:
         return next(server for server in self.servers if server is not master)
 
     def wait_for_new_master(self, old: RedisServer) -> None:
-        _until(lambda: self.master is not old and self.master.running)
+        eventually(lambda: self.master is not old and self.master.running, "the sentinels to agree")
 
     def stop_sentinel(self, number: int) -> None:
         self._sentinels[number].kill()
@@ -58,7 +54,7 @@ class RedisSentinels:
         master = RedisServer(*delays, tcp=True)
         self.servers.append(master)
         self.servers.append(RedisServer(*delays, "--replicaof", f"127.0.0.1 {master.port}", tcp=True))
-        _until(lambda: b"master_link_status:up" in self.servers[1].command("INFO", "replication"))
+        self.servers[1].comes_to_say(b"master_link_status:up", "INFO", "replication")
         for _ in range(3):
             self._sentinels.append(RedisServer(tcp=True, sentinel=True))
         for sentinel in self._sentinels:
@@ -66,15 +62,4 @@ class RedisSentinels:
             sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", str(_DOWN_AFTER_MS))
             sentinel.command("SENTINEL", "SET", SERVICE, "failover-timeout", str(_FAILOVER_MS))
         for sentinel in self._sentinels:
-            _until(lambda sentinel=sentinel: self._knows_all(sentinel))  # type: ignore[misc]
-
-    def _knows_all(self, sentinel: RedisServer) -> bool:
-        told = sentinel.command("INFO", "sentinel")
-        return b"slaves=1,sentinels=3" in told
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "the test's sentinels do not agree"
-        time.sleep(0.02)
+            sentinel.comes_to_say(b"slaves=1,sentinels=3", "INFO", "sentinel")

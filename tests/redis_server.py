@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
-from gateway.embedded_redis import find_server
+import hiredis
 
-_DEADLINE_S = 10.0
+from gateway.embedded_redis import find_server
+from tests.ports import free_port
+from tests.waiting import DEADLINE_S, eventually
+
 _SHM = "/dev/shm"
 # Containers often have 64 MiB of it; a test's Redis may save a few hundred.
 _ROOM_BYTES = 2 * 1024**3
-_FIRST_PORT, _LAST_PORT = 12_000, 32_000
 
 
 class RedisServer:
@@ -58,7 +57,11 @@ class RedisServer:
         """The raw reply to one command; for what a test does behind the store's back."""
         with self._connect() as client:
             client.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words))
-            return client.recv(65536)
+            return _whole_reply(client)
+
+    def comes_to_say(self, expected: bytes, *words: str) -> None:
+        """Wait until the reply to a command has it."""
+        eventually(lambda: self.command(*words), f"{expected!r} in {words}", until=lambda reply: expected in reply)
 
     def restart(self, *, keep_data: bool = False, save: bool = True) -> None:
         if keep_data and save:
@@ -77,10 +80,7 @@ class RedisServer:
         command = [find_server(), *self._mode(), "--port", str(self.port), "--unixsocket", str(self._socket)]
         command += ["--bind", "127.0.0.1", "--dir", str(self._dir), "--loglevel", "warning", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline_s = time.monotonic() + _DEADLINE_S
-        while not self._answers():
-            assert self._process.poll() is None, f"{command[0]} ended with {self._process.returncode}"
-            assert time.monotonic() < deadline_s, "the test's Redis does not answer"
+        eventually(self._answers, "the test's Redis to answer")
 
     def _mode(self) -> list[str]:
         if not self._sentinel:
@@ -91,6 +91,7 @@ class RedisServer:
         return [str(config), "--sentinel"]
 
     def _answers(self) -> bool:
+        assert self.running, f"the test's Redis ended with {self._process.returncode}"
         try:
             return self.command("PING").startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
@@ -98,7 +99,7 @@ class RedisServer:
 
     def _connect(self) -> socket.socket:
         client = socket.socket(socket.AF_UNIX)
-        client.settimeout(_DEADLINE_S)
+        client.settimeout(DEADLINE_S)
         try:
             client.connect(str(self._socket))
         except OSError:
@@ -107,17 +108,19 @@ class RedisServer:
         return client
 
 
+def _whole_reply(client: socket.socket) -> bytes:
+    """As it came; the server may send it in pieces."""
+    reader, data = hiredis.Reader(), b""
+    while reader.gets() is False:
+        piece = client.recv(65536)
+        if not piece:
+            raise ConnectionResetError("closed within a reply")
+        data += piece
+        reader.feed(piece)
+    return data
+
+
 def _in_memory() -> str | None:
     """Sentinels and cluster nodes wait for their disk whenever they learn something, and look dead meanwhile."""
     usable = os.access(_SHM, os.W_OK) and shutil.disk_usage(_SHM).free > _ROOM_BYTES
     return _SHM if usable else None
-
-
-def free_port() -> int:
-    """Below the range from which the kernel takes ports for connections: one of those could be taken at any moment."""
-    for _ in range(100):
-        port = random.randrange(_FIRST_PORT, _LAST_PORT)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError(f"no free port from {_FIRST_PORT} to {_LAST_PORT}")

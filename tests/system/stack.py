@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import re
 import shutil
-import socket
 import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.ports import free_port, is_free
 from tests.system.http_calls import Connection, call
 from tests.system.processes import Process
 from tests.waiting import eventually
@@ -24,23 +23,6 @@ _GATEWAY: Final = (sys.executable, "-m", "gateway")
 # Both workers bind an address of their own, as in production.
 SOURCE_IPS: Final = "127.0.0.2,127.0.0.3"
 WORKERS: Final = 2
-
-
-def lasting_port() -> int:
-    """A free port that stays free while nobody listens on it: below those that the kernel gives to connections."""
-    while not _is_free(port := random.randrange(20_000, 30_000)):
-        pass
-    return port
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 class Simulator:
@@ -89,7 +71,7 @@ class Gateway:
         self._directory = directory
         self._flags = ["--upstream", upstream, *flags]
         self._run_dir = Path(tempfile.mkdtemp(prefix="gw-"))  # short: it holds a UNIX socket
-        self._start(lasting_port())
+        self._start(free_port())
 
     def _start(self, port: int) -> None:
         flags = ["--port", str(port), "--admin-port", "0", "--run-dir", str(self._run_dir), *self._flags]
@@ -105,7 +87,7 @@ class Gateway:
         self.process.kill()
         port = int(self.url.rpartition(":")[2])
         # Its workers, which we cannot wait for, hold the port until the kernel has cleared them away.
-        eventually(lambda: _is_free(port), f"port {port} to be free")
+        eventually(lambda: is_free(port), f"port {port} to be free")
         self._start(port)
 
     def close(self) -> None:

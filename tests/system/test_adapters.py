@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.ports import free_port
 from tests.system.fleet import Fleet, executions
 from tests.system.http_calls import call
 from tests.system.outcomes import failure_of, result_of, says_it_waits
 from tests.system.pinned import Client, submit
-from tests.system.stack import lasting_port
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def write_adapter(directory: Path, checkpoint: str) -> Path:
 
 def start(fleet: Fleet, directory: Path, upstreams: int = 2, lora_wait_s: int = 60) -> tuple[Gateway, list[Connection]]:
     for _ in range(upstreams):
-        fleet.start_upstream("--lora", "files", "--port", str(lasting_port()))
+        fleet.start_upstream("--lora", "files", "--port", str(free_port()))
     template = f"{directory}/adapters/{{run_id}}/{{checkpoint}}"
     host = fleet.start_host("--lora-path", template, "--lora-wait", str(lora_wait_s))
     return host, [fleet.connect(host, slot) for slot in (0, 1)]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.ports import free_port
 from tests.system.outcomes import failure_of, result_of, says_it_waits, settled
 from tests.system.pinned import Client, connect_to, submit
-from tests.system.stack import Simulator, lasting_port, running_stack
+from tests.system.stack import Simulator, running_stack
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def test_while_no_upstream_takes_it_polls_say_so_at_every_worker(
 
 def test_an_upstream_that_is_away_is_waited_for(tmp_path: Path) -> None:
     """D8: nobody listens at first; samples wait, and are told so at both workers."""
-    with running_stack(tmp_path, *FLAGS, simulator_flags=["--port", str(lasting_port())]) as stack:
+    with running_stack(tmp_path, *FLAGS, simulator_flags=["--port", str(free_port())]) as stack:
         first, second = connect_to(stack.gateway, 0), connect_to(stack.gateway, 1)
         client = Client(first, stack.model)
         port = stack.simulator.port

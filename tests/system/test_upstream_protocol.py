@@ -11,11 +11,12 @@ import pytest
 
 from gateway.simulator.tokens import IMAGE, expanded, prompt_logprobs
 from shared.wire.proto import decode_sample_response
+from tests.ports import free_port
 from tests.system.expected import check_payload
 from tests.system.http_calls import call
 from tests.system.outcomes import result_of, settled
 from tests.system.pinned import Client, connect_to, submit
-from tests.system.stack import Simulator, lasting_port, running_stack
+from tests.system.stack import Simulator, running_stack
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def test_samples_come_by_what_was_chosen(tmp_path: Path, choice: str) -> None:
 
 def test_auto_follows_an_upstream_that_is_replaced(tmp_path: Path) -> None:
     """Found out once; again when it has broken; and a long stop list is taken only where it can be asked for."""
-    port = str(lasting_port())
+    port = str(free_port())
     flags = ("--upstream-protocol", "auto")
     with running_stack(tmp_path, *FLAGS, *flags, simulator_flags=["--port", port]) as stack:
         asks_by(stack.gateway, "generate")
