@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -37,13 +37,14 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """`cut_at`: send only so many bytes of head and body together, then close."""
+    """`cut_at`: send only so many bytes of head and body together, then close. `stream`: in place of the body."""
 
     status: int = 200
     body: bytes = b""
     content_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
     cut_at: int | None = None
+    stream: AsyncIterator[bytes] | None = None
 
 
 class Dropped(Exception):
@@ -53,6 +54,8 @@ class Dropped(Exception):
 class Reset(Dropped):
     """The same with a TCP reset, as a proxy or a full machine does it."""
 
+
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 
 Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
 
@@ -132,6 +135,8 @@ class HttpConnection(asyncio.Protocol):
             self._stop_idling()
         try:
             reply = await self._handler(request)
+            if reply.stream is not None:
+                await self._send_stream(reply, reply.stream)
         except Dropped as dropped:
             self._drop(reset=isinstance(dropped, Reset))
         except Exception:
@@ -139,6 +144,17 @@ class HttpConnection(asyncio.Protocol):
             self._send(_BROKEN, keep_alive)
         else:
             self._send(reply, keep_alive)
+
+    async def _send_stream(self, reply: HttpReply, pieces: AsyncIterator[bytes]) -> None:
+        """The head at once, a chunk for each piece; the last chunk is left to `_send`."""
+        head = head_of(reply, keep_alive=True)
+        self._write(head)
+        async for piece in pieces:
+            self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    def _write(self, data: bytes) -> None:
+        self._traffic.sent_bytes += len(data)
+        self._transport.write(data)
 
     def _drop(self, *, reset: bool) -> None:
         if reset:
@@ -190,7 +206,7 @@ def head_of(reply: HttpReply, keep_alive: bool) -> bytes:
     lines = [
         b"HTTP/1.1 %d %s" % (reply.status, _PHRASES.get(reply.status, b"Status")),
         b"server: uvicorn",
-        b"content-length: %d" % len(reply.body),
+        b"transfer-encoding: chunked" if reply.stream is not None else b"content-length: %d" % len(reply.body),
         b"content-type: " + reply.content_type.encode(),
     ]
     lines += [f"{name}: {value}".encode("latin-1") for name, value in reply.headers.items()]
@@ -200,4 +216,6 @@ def head_of(reply: HttpReply, keep_alive: bool) -> bytes:
 
 
 def _encode(reply: HttpReply, keep_alive: bool) -> bytes:
+    if reply.stream is not None:
+        return _LAST_CHUNK
     return head_of(reply, keep_alive) + reply.body

@@ -77,6 +77,12 @@ def _names() -> tuple[str, ...]:
     return tuple(f"token_id:{token}" for token in range(oracle.VOCAB))
 
 
+def text(choice: Choice) -> str:
+    """What a sequence says."""
+    known = _texts()
+    return _text([known[token] for token in choice.tokens.tolist()], choice)
+
+
 def _text(texts: list[str], choice: Choice) -> str:
     """What was said before the stop string; a stop token's text is not told either."""
     if choice.finish_reason != "stop":

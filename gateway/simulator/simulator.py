@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gateway.simulator import adapters, completion, faults, generate_api, render
+from gateway.simulator import adapters, chat_api, completion, faults, generate_api, render
 from gateway.simulator import ask as asking
 from gateway.simulator import tokens as oracle
 from gateway.simulator.ask import Ask, Refused, Served
@@ -28,7 +28,7 @@ from shared.core.scaling import PROBE_REQUEST_ID
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _NEVER_S: Final = 10**9
 _LOAD: Final = "/v1/load_lora_adapter"
 _GENERATE: Final = "/inference/v1/generate"
+_CHAT: Final = "/v1/chat/completions"
 # What all processes of a simulator must do or know alike.
 _FOR_ALL: Final = frozenset(
     {
@@ -78,6 +79,7 @@ class Simulator:
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): self._complete,
             ("POST", _GENERATE): self._complete,
+            ("POST", _CHAT): self._complete,
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._empty,
             ("GET", "/ping"): self._empty,
@@ -187,18 +189,26 @@ class Simulator:
         if early is not None:
             return early
         ask = self._read(request.path, document)
-        choices = await self._execute(ask, sample_id(request_id), fault)
         told_id = request_id or f"{self._rng.getrandbits(64):016x}"
+        if request.path == _CHAT and chat_api.wants_stream(document):
+            executing = self._execute(ask, sample_id(request_id), fault)
+            return HttpReply(
+                content_type="text/event-stream; charset=utf-8",
+                stream=_events(ask, executing, told_id, usage=chat_api.wants_usage(document)),
+            )
+        choices = await self._execute(ask, sample_id(request_id), fault)
         return spoil(self._reply(request.path, ask, choices, told_id), fault)
 
     def _read(self, path: str, document: Any) -> Ask:
         """Raises `Refused`."""
         if path == _GENERATE:
             return generate_api.read(document, self._served(), self._config.max_num_seqs)
+        if path == _CHAT:
+            return chat_api.read(document, self._served())
         return asking.read_ask(document, self._served())
 
     def _reply(self, path: str, ask: Ask, choices: list[Choice], told_id: str) -> HttpReply:
-        write = generate_api.render if path == _GENERATE else render.completion
+        write = {_GENERATE: generate_api.render, _CHAT: chat_api.render}.get(path, render.completion)
         return HttpReply(body=write(ask, choices, told_id, int(time.time())))
 
     def _answer_probe(self, request: HttpRequest) -> HttpReply:
@@ -338,6 +348,13 @@ class Simulator:
         if not self._draining:
             await listener.open()
         self._reopening = None
+
+
+async def _events(ask: Ask, executing: Awaitable[list[Choice]], told_id: str, *, usage: bool) -> AsyncIterator[bytes]:
+    """What a stream tells; its generation runs while it is read, and ends with whoever reads it."""
+    for event in chat_api.events(ask, await executing, told_id, int(time.time()), usage=usage):
+        yield event
+    yield chat_api.END
 
 
 def _model_of(document: Any) -> str:

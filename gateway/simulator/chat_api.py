@@ -1,0 +1,119 @@
+"""`/v1/chat/completions`: the same generation behind OpenAI's messages, whole or as a stream of events. Pure.
+
+The prompt is what the messages say, a token for each byte of it: no chat template of a real model is meant by that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from gateway.simulator import render as completions
+from gateway.simulator import tokens as oracle
+from gateway.simulator.ask import Refused, read_ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gateway.simulator.ask import Ask, Served
+    from gateway.simulator.completion import Choice
+
+END: Final = b"data: [DONE]\n\n"
+
+
+def read(document: Any, served: Served) -> Ask:
+    """The request, validated as vLLM does. Without a limit it generates as much as the context leaves.
+
+    Raises `Refused`.
+    """
+    fields = document if isinstance(document, dict) else {}
+    prompt = prompt_of(fields.get("messages"))
+    most = fields.get("max_completion_tokens", fields.get("max_tokens"))
+    flat = {
+        **fields,
+        "prompt": prompt,
+        "max_tokens": served.max_model_len if most is None else most,
+        "logprobs": fields.get("top_logprobs", 0) if fields.get("logprobs") else None,
+    }
+    return read_ask(flat, served)
+
+
+def prompt_of(messages: Any) -> list[int]:
+    """Raises `Refused`."""
+    if not isinstance(messages, list) or not messages:
+        said = "'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required'"
+        raise Refused(400, f"1 validation error:\n  {{{said}}}", "Bad Request", "body.messages")
+    try:
+        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+    except (KeyError, TypeError) as error:
+        raise Refused(400, f"a message has no {error}", "Bad Request", "body.messages") from None
+    return list(text.encode())
+
+
+def wants_stream(document: Any) -> bool:
+    return isinstance(document, dict) and document.get("stream") is True
+
+
+def wants_usage(document: Any) -> bool:
+    """Whether a stream is to end with what it used."""
+    options = document.get("stream_options") if isinstance(document, dict) else None
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int) -> bytes:
+    """The body of a 200."""
+    head = _head(ask, request_id, created_s, "chat.completion")
+    told = [_choice(ask, index, choice) for index, choice in enumerate(choices)]
+    return orjson.dumps({**head, "choices": told, "usage": completions.usage(ask, choices)})
+
+
+def events(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int, *, usage: bool) -> Iterator[bytes]:
+    """The stream of a 200, but for its `END`: the role, an event for each token, why each choice ended."""
+    head = _head(ask, request_id, created_s, "chat.completion.chunk")
+    for index in range(len(choices)):
+        yield _event(head, [_delta(index, {"role": "assistant", "content": ""})])
+    for index, choice in enumerate(choices):
+        for token in choice.tokens.tolist():
+            piece = {"content": oracle.text_of(token)}
+            told = {"token_ids": [token]} if ask.return_token_ids else {}
+            yield _event(head, [_delta(index, piece) | told])
+        yield _event(head, [_delta(index, {}) | _ending(choice)])
+    if usage:
+        yield _event({**head, "usage": completions.usage(ask, choices)}, [])
+
+
+def _head(ask: Ask, request_id: str, created_s: int, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{request_id}", "object": kind, "created": created_s, "model": ask.model}
+
+
+def _choice(ask: Ask, index: int, choice: Choice) -> dict[str, Any]:
+    ids = choice.tokens.tolist()
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": completions.text(choice), "tool_calls": []},
+        "logprobs": {"content": _content(ids, choice)} if ask.logprobs is not None else None,
+        "token_ids": ids if ask.return_token_ids else None,
+        **_ending(choice),
+    }
+
+
+def _content(ids: Sequence[int], choice: Choice) -> list[dict[str, Any]]:
+    """Without alternatives: nobody here asks for them."""
+    texts = [oracle.text_of(token) for token in ids]
+    return [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, logprob in zip(texts, choice.logprobs.tolist(), strict=True)
+    ]
+
+
+def _ending(choice: Choice) -> dict[str, Any]:
+    return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+
+
+def _delta(index: int, delta: dict[str, str]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _event(head: dict[str, Any], choices: list[dict[str, Any]]) -> bytes:
+    return b"data: " + orjson.dumps({**head, "choices": choices}) + b"\n\n"
