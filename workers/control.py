@@ -36,6 +36,20 @@ class Lost:
     """The store has lost what it kept: tell it again what you know, if it has forgotten you as well."""
 
 
+@dataclass(frozen=True, slots=True)
+class There:
+    """That worker has entered all that it runs into the store."""
+
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """That worker runs nothing any more."""
+
+    owner: str
+
+
 def cancel_message(key: SampleKey) -> bytes:
     return f"cancel {key.session_key} {key.seq_id}".encode()
 
@@ -48,7 +62,7 @@ def lost_message() -> bytes:
     return b"lost"
 
 
-def parse(message: bytes) -> Cancel | Finish | Lost | Upstreams | None:
+def parse(message: bytes) -> Cancel | Finish | Lost | Upstreams | There | Gone | None:
     """None for what another version may have sent."""
     if message == PUBLISHED:
         return Upstreams()
@@ -63,4 +77,8 @@ def parse(message: bytes) -> Cancel | Finish | Lost | Upstreams | None:
             return Finish(session_id)
         case "lost", []:
             return Lost()
+        case "there", [owner]:
+            return There(owner)
+        case "gone", [owner]:
+            return Gone(owner)
     return None

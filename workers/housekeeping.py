@@ -15,7 +15,8 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
 from shared.core.lifecycle import State
-from shared.store.base import SessionState, Settled, StoreError
+from shared.core.roll_call import RollCall, there_message
+from shared.store.base import SessionState, Settled, StoreError, StoreUnavailable
 from shared.store.reaping import reap
 from shared.store.refill import REFILL_S
 from workers import control
@@ -57,7 +58,11 @@ class Housekeeping:
         self._held_lease = False
         self._restart_seen_s: float | None = None
         self._must_refill = False
+        self._roll = RollCall(owner, settings.lease_s)
+        self._waits_for_others = False
         self._hurry = asyncio.Event()
+        # When others that may have as much to tell as this worker had should be done, where they are not known by name.
+        self._window_end_s = float("-inf")
         self._renewed_s = float("-inf")
         self._tended_s = float("-inf")
         deps.dispatcher.on_loss = self.doubt
@@ -76,7 +81,7 @@ class Housekeeping:
         while True:
             tended = await self._try("store", self.tend_store)
             # What was kept for a store that is away is wanted there as soon as it is back.
-            await _wait(self._hurry, RENEW_EVERY_S if tended else RETRY_EVERY_S)
+            await _wait(self._hurry, RENEW_EVERY_S if tended and not self._roll.awaited else RETRY_EVERY_S)
             self._hurry.clear()
 
     def hurry(self) -> None:
@@ -107,6 +112,7 @@ class Housekeeping:
     async def tend_store(self) -> None:
         """One turn: lease, inbox, list of upstreams, sessions, reaping. Raises `StoreError`."""
         await self._renew()
+        await self._look_at_roll()
         for message in await self._deps.store.take_inbox(self._owner):
             self.on_control(message)
         await self._deps.registry.sync()
@@ -126,6 +132,16 @@ class Housekeeping:
                 self.doubt()
             case control.Upstreams():
                 self._deps.registry.look()
+            case control.There(owner):
+                self._roll.is_there(owner)
+                self._hurry_if_awaited(owner)
+            case control.Gone(owner):
+                self._hurry_if_awaited(owner)
+                self._roll.is_gone(owner)
+
+    def _hurry_if_awaited(self, owner: str) -> None:
+        if owner in self._roll.awaited:
+            self._hurry.set()
 
     async def _renew(self) -> None:
         clock, store = self._deps.clock, self._deps.store
@@ -137,6 +153,8 @@ class Housekeeping:
             log.warning("the store may have lost data: what this worker knows is entered again")
             # Noted before it is tried: the lease is back with this turn, the samples only when all are entered.
             self._must_refill = True
+            self._roll.begin(clock.monotonic_s())
+            self._waits_for_others = True
             self._deps.dispatcher.expect_refill(self._lease_s)
         elif not self._held_lease:
             # What ran before this worker was there may be on its way into the store.
@@ -144,22 +162,49 @@ class Housekeeping:
         # A lease that lapsed may be this worker's own fault; one that is gone before its time is everybody's loss.
         flushed = lost and clock.monotonic_s() - self._renewed_s < self._lease_s
         self._renewed_s = clock.monotonic_s()
+        joins = not self._held_lease
         self._held_lease = True
         self._restart_seen_s = restarted_s
         if flushed:
             await store.broadcast(control.lost_message())
         if self._must_refill:
             await self._refill_and_tell(REFILL_S if flushed else 0.0)
+        elif joins:
+            await self._answer_roll(await store.server_run())
 
     async def _refill_and_tell(self, others_need_s: float) -> None:
         """Others may begin later, and have as much to tell: who asks meanwhile is told to wait."""
         began_s = self._deps.clock.monotonic_s()
+        run = await self._deps.store.server_run()
         await self._deps.store.note_refill(self._owner, window_s=self._lease_s)
         await self._refill()
+        await self._answer_roll(run)
         self._must_refill = False
         window_s = max(self._deps.clock.monotonic_s() - began_s, others_need_s)
-        self._deps.dispatcher.expect_refill(window_s)
+        self._window_end_s = self._deps.clock.monotonic_s() + window_s
+        self._deps.dispatcher.expect_refill(max(window_s, self._roll.left_s(self._deps.clock.monotonic_s())))
         await self._deps.store.note_refill(self._owner, window_s=max(window_s, REFILL_S))
+
+    async def _answer_roll(self, run: bytes) -> None:
+        """All that this worker runs is in the server of `run`. Raises `StoreUnavailable` when that is gone again."""
+        if not await self._deps.store.answer_roll(self._owner, run):
+            self._must_refill = True
+            raise StoreUnavailable("the store was restarted once more", maybe_done=False)
+        await self._deps.store.broadcast(there_message(self._owner))
+
+    async def _look_at_roll(self) -> None:
+        """Others that have not told yet what they run are waited for; see `shared/core/roll_call.py`."""
+        answered = await self._deps.store.read_roll()
+        if self._owner not in answered:
+            # Lost once more, or struck off by somebody who took this worker for dead.
+            self._must_refill = True
+            self._hurry.set()
+        self._roll.look(answered, self._deps.clock.monotonic_s())
+        if self._roll.awaited:
+            self._deps.dispatcher.expect_refill(self._roll.left_s(self._deps.clock.monotonic_s()))
+        elif self._waits_for_others:
+            self._waits_for_others = False
+            self._deps.dispatcher.expect_refill(self._window_end_s - self._deps.clock.monotonic_s())
 
     async def _refill(self) -> None:
         """A store that was emptied learns what runs, so that its polls find it pending instead of gone, and what is

@@ -20,6 +20,7 @@ from shared.clock import SystemClock
 from shared.counters import Counters
 from shared.store.base import StoreError, StoreRefused
 from shared.store.open import make_store
+from shared.store.reaping import leave
 from workers.app import PublicApp
 from workers.clocks import DeliveryClocks
 from workers.connector import make_session, make_training_session
@@ -302,6 +303,7 @@ class Worker:
             async with asyncio.timeout(_LAST_REPLIES_S):
                 await self._deps.clocks.flush()
                 await self._store.release_lease(self._config.instance)
+                await leave(self._store, self._config.instance)
         except (StoreError, TimeoutError) as error:
             log.debug("store was left without a word", extra={"error": str(error)})
 

@@ -91,7 +91,7 @@ class Breaker:
         try:
             ready_s = await self._until_ready(victim["slot"], victim["pid"])
         finally:
-            self.breaks.append(Break(Fault.KILL_WORKER, killed_s, killed_s, ready_s))
+            self.breaks.append(Break(Fault.KILL_WORKER, killed_s, killed_s, ready_s, victim.get("in_flight", 0)))
 
     async def _until_ready(self, slot: int, old_pid: int) -> float | None:
         deadline_s = time.monotonic() + _READY_WITHIN_S

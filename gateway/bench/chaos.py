@@ -46,12 +46,15 @@ class Break:
 
     `over_s`: when what was broken ran again; for a killed worker the kill itself, since the rest is the gateway's task.
     `ready_s`: when the slot of a killed worker was ready; None for other faults, and when it never was.
+    `in_flight`: what a killed worker ran by its last report. Each may have been executed again since, and nobody is
+    left to say so.
     """
 
     fault: Fault
     began_s: float
     over_s: float
     ready_s: float | None = None
+    in_flight: int = 0
 
 
 _ITEM: Final = re.compile(r"([a-z-]+)@(\d+(?:\.\d+)?)")

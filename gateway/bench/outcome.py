@@ -104,7 +104,8 @@ def _told_apart(seen: Observations) -> dict[str, UsageLedger]:
 def build_report(facts: RunFacts, seen: Observations) -> Report:
     samples = report.merge_samples(facts.clients, facts.scenario.samples, verified=facts.verified)
     reexecutions = _grown(seen.first_status, seen.last_status, "samples", "reexecutions")
-    allowed = report.allowed_executions(samples.requested, samples.resubmitted, reexecutions)
+    unreported = sum(done.in_flight for done in facts.breaks)
+    allowed = report.allowed_executions(samples.requested, samples.resubmitted, reexecutions, unreported)
     return Report(
         samples=samples,
         failures=report.merge_failures(facts.clients),

@@ -209,9 +209,12 @@ def verdicts(report: Report) -> list[str]:
     return [sentence for bad, sentence in checks if bad]
 
 
-def allowed_executions(requested: int, resubmitted: int, reexecutions: int | None) -> int:
-    """Every promise may be executed once, and again where the gateway says that it was interrupted."""
-    return requested + resubmitted + (reexecutions or 0)
+def allowed_executions(requested: int, resubmitted: int, reexecutions: int | None, unreported: int = 0) -> int:
+    """Every promise may be executed once, and again where the gateway says that it was interrupted.
+
+    `unreported`: what workers that were killed may have executed again since their last report.
+    """
+    return requested + resubmitted + (reexecutions or 0) + unreported
 
 
 def quantiles(values: npt.NDArray[np.float32]) -> Quantiles | None:

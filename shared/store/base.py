@@ -303,6 +303,22 @@ class Store(Protocol):
         """How long the longest of the windows of `note_refill` still lasts; 0 when there is none."""
         ...
 
+    async def server_run(self) -> bytes:
+        """What tells the server from what it was before a restart or a failover; on a cluster, one of its servers."""
+        ...
+
+    async def answer_roll(self, owner: str, run: bytes) -> bool:
+        """`owner` has entered all that it runs. False when the server is not that of `run` (any more)."""
+        ...
+
+    async def read_roll(self) -> frozenset[str]:
+        """Who has answered the server that is there now."""
+        ...
+
+    async def leave_roll(self, owner: str) -> None:
+        """`owner` runs nothing any more."""
+        ...
+
     # -- messages between workers -------------------------------------------------------------------------------
 
     async def send_control(self, owner: str, message: bytes) -> None:

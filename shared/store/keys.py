@@ -44,6 +44,10 @@ class Keys:
     def refills(self) -> str:
         return f"{self.prefix}:r"
 
+    @property
+    def roll(self) -> str:
+        return f"{self.prefix}:t"
+
     def inbox(self, owner: str) -> str:
         return f"{self.prefix}:i:{{{owner}}}"
 

@@ -295,6 +295,25 @@ class MemoryStore:
         await self._enter()
         return max(max(self._server.refills.values(), default=0.0) - self._clock.monotonic_s(), 0.0)
 
+    async def server_run(self) -> bytes:
+        await self._enter()
+        return b"%d" % self._server.run
+
+    async def answer_roll(self, owner: str, run: bytes) -> bool:
+        await self._enter()
+        if run != b"%d" % self._server.run:
+            return False
+        self._server.roll.add(owner)
+        return True
+
+    async def read_roll(self) -> frozenset[str]:
+        await self._enter()
+        return frozenset(self._server.roll)
+
+    async def leave_roll(self, owner: str) -> None:
+        await self._enter()
+        self._server.roll.discard(owner)
+
     async def lapsed_owners(self) -> list[str]:
         await self._enter()
         return [owner for owner in self._server.instances if not self._holds_lease(owner)]

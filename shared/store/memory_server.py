@@ -46,6 +46,8 @@ class MemoryServer:
     leases: dict[str, float] = field(default_factory=dict)
     refills: dict[str, float] = field(default_factory=dict)
     instances: set[str] = field(default_factory=set)
+    roll: set[str] = field(default_factory=set)
+    run: int = 1
     inboxes: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     sessions: dict[str, SessionInfo] = field(default_factory=dict)
     sessions_of: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -59,6 +61,7 @@ class MemoryServer:
     def wipe(self) -> None:
         """As a server that was restarted empty."""
         self.flush()
+        self.run += 1
         self.restarted_s = self.clock.monotonic_s()
 
     def flush(self) -> None:
@@ -66,6 +69,7 @@ class MemoryServer:
         for container in (self.samples, self.logs, self.open_sets, self.leases, self.inboxes, self.sessions):
             container.clear()
         self.refills.clear()
+        self.roll.clear()
         self.sessions_of.clear()
         self.instances.clear()
         self.clones.clear()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.core.roll_call import gone_message
+
 if TYPE_CHECKING:
     from shared.clock import Clock
     from shared.store.base import Store
@@ -19,4 +21,11 @@ async def reap(store: Store, owner: str, ttl_s: float, clock: Clock) -> int:
         for key in keys:
             store.announce(key.session_key, key.seq_id)
         reaped += len(keys)
+    await leave(store, owner)
     return reaped
+
+
+async def leave(store: Store, owner: str) -> None:
+    """`owner` runs nothing any more: nobody waits for it (`shared/core/roll_call.py`). Raises `StoreError`."""
+    await store.leave_roll(owner)
+    await store.broadcast(gone_message(owner))

@@ -209,6 +209,45 @@ REFILL_LEFT: Final = Script("""
 return math.max(redis.call('PTTL', KEYS[1]), 0)
 """)
 
+_RUN_ID: Final = """
+local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+"""
+
+# KEYS any key of the server in question. What tells this run of it from the one before a restart.
+SERVER_RUN: Final = Script(_RUN_ID + "return run_id\n")
+
+# KEYS roll, a hash: owners, and the run of the server that each has answered; ARGV owner, run, ttl_ms. 1 when it is
+# that run.
+ANSWER_ROLL: Final = Script(
+    EVEN_WHEN_FULL
+    + _RUN_ID
+    + """
+if run_id ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], run_id)
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return 1
+"""
+)
+
+# KEYS roll; ARGV ttl_ms. Who has answered this run. What a server that came back with its data knows of an earlier one
+# is dropped.
+READ_ROLL: Final = Script(
+    EVEN_WHEN_FULL
+    + _RUN_ID
+    + """
+local flat, answered = redis.call('HGETALL', KEYS[1]), {}
+for at = 1, #flat, 2 do
+  if flat[at + 1] == run_id then
+    answered[#answered + 1] = flat[at]
+  else
+    redis.call('HDEL', KEYS[1], flat[at])
+  end
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return answered
+"""
+)
+
 # KEYS lease, known instances, open set; ARGV owner.
 RELEASE_LEASE: Final = Script("""
 redis.call('DEL', KEYS[1])

@@ -33,6 +33,8 @@ BULK_FROM_BYTES: Final = 256 * 1024
 _FIRST_LOOK_BYTES: Final = 32 * 1024
 _EPOCHS: Final = 2**21
 _SESSION_TTL_MS: Final = 24 * 3600 * 1000
+# Renewed by every look at it; it ends some time after the gateway has.
+_ROLL_TTL_MS: Final = 24 * 3600 * 1000
 # Four leases of the default length: longer than any worker goes without looking into its inbox.
 _INBOX_TTL_MS: Final = 120_000
 
@@ -191,6 +193,20 @@ class ServedStore:
     async def refill_left_s(self) -> float:
         left_ms: int = await self._line.run(scripts.REFILL_LEFT, [self._keys.refills])
         return left_ms / 1000
+
+    async def server_run(self) -> bytes:
+        run_id: bytes = await self._line.run(scripts.SERVER_RUN, [self._keys.roll])
+        return run_id
+
+    async def answer_roll(self, owner: str, run: bytes) -> bool:
+        return bool(await self._line.run(scripts.ANSWER_ROLL, [self._keys.roll], owner, run, _ROLL_TTL_MS))
+
+    async def read_roll(self) -> frozenset[str]:
+        found = await self._line.run(scripts.READ_ROLL, [self._keys.roll], _ROLL_TTL_MS)
+        return frozenset(owner.decode() for owner in found)
+
+    async def leave_roll(self, owner: str) -> None:
+        await self._line.call("HDEL", self._keys.roll, owner)
 
     # -- messages between workers -------------------------------------------------------------------------------
 

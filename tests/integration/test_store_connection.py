@@ -269,6 +269,23 @@ async def test_a_server_that_comes_back_with_an_older_state_hides_no_completion_
     server.stop()
 
 
+async def test_a_server_that_comes_back_with_its_data_has_been_answered_by_nobody(heard: Heard) -> None:
+    """C7: what was entered after it was saved is lost, and each worker has to tell it again."""
+    server = RedisServer()
+    store = make_store(server.url)
+    await store.open(heard, OWNER)
+    before = await store.server_run()
+    assert await store.answer_roll(OWNER, before)
+    server.restart(keep_data=True)
+    await in_the_end(store.ping)
+    assert await store.read_roll() == set()
+    assert not await store.answer_roll(OWNER, before)
+    assert await store.answer_roll(OWNER, await store.server_run())
+    assert await store.read_roll() == {OWNER}
+    await store.close()
+    server.stop()
+
+
 async def logged(store: RedisStore, *seq_ids: int) -> None:
     for seq_id in seq_ids:
         await store.settle(SampleKey("session", seq_id), CLAIM, State.READY, b"x", ttl_s=TTL_S, now_ms=0)

@@ -285,6 +285,7 @@ def test_keys_of_the_store_are_documented() -> None:
         keys.lease("OWNER"),
         keys.instances,
         keys.refills,
+        keys.roll,
         keys.inbox("OWNER"),
         keys.session("SESSION"),
         keys.sessions_of("TAG"),

@@ -9,6 +9,7 @@ from gateway import backing as b
 from shared.config import Settings
 from shared.core.errors import StartError
 from shared.core.model import SampleKey
+from shared.core.roll_call import gone_message
 from shared.store.base import Store, StoreInfo, StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class FakeStore:
         self.open_samples = list(open_samples)
         self.announced: list[tuple[str, int]] = []
         self.closed = False
+        self.struck_off: list[str] = []
+        self.told: list[bytes] = []
 
     def _fail(self) -> None:
         if self.failures:
@@ -39,6 +42,12 @@ class FakeStore:
     async def info(self) -> StoreInfo:
         self._fail()
         return self.answer
+
+    async def leave_roll(self, owner: str) -> None:
+        self.struck_off.append(owner)
+
+    async def broadcast(self, message: bytes) -> None:
+        self.told.append(message)
 
     async def reap(self, owner: str, *, ttl_s: float, now_ms: int, limit: int = 2) -> list[SampleKey]:
         self._fail()
@@ -118,6 +127,8 @@ async def test_reaping_goes_on_to_the_end_and_over_an_outage(monkeypatch: pytest
     store.failures = [StoreUnavailable("away", maybe_done=True), StoreUnavailable("away", maybe_done=True)]
     assert await backing.reap("dead") == 5
     assert store.announced == [("s", seq_id) for seq_id in range(5)]
+    assert store.struck_off == ["dead"]
+    assert store.told == [gone_message("dead")]
 
 
 async def test_reaping_gives_up_when_leases_do_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

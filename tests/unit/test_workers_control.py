@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 
 from shared.core.model import MAX_SEQ_ID, SampleKey
-from workers.control import Cancel, Finish, cancel_message, finish_message, parse
+from shared.core.roll_call import gone_message, there_message
+from workers.control import Cancel, Finish, Gone, There, cancel_message, finish_message, parse
 
 
 def test_messages_come_back() -> None:
     key = SampleKey("a-_b", MAX_SEQ_ID)
     assert parse(cancel_message(key)) == Cancel(key)
     assert parse(finish_message("gws-x")) == Finish("gws-x")
+    assert parse(there_message("a1")) == There("a1")
+    assert parse(gone_message("a1")) == Gone("a1")
 
 
 @pytest.mark.parametrize("message", [b"", b"cancel", b"cancel k", b"cancel k x", b"finish", b"dance", b"\xff"])

@@ -1,0 +1,107 @@
+"""A store that was emptied, and workers of which one is slow to tell it again what it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shared.store.reaping import reap
+from shared.store.refill import REFILL_S
+from tests.app_bench import AppBench
+from tests.worker_bench import AWAY, OTHER_OWNER, OWNER
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+async def slow() -> AsyncIterator[AppBench]:
+    """Runs sample 1."""
+    made = await AppBench().open()
+    await made.housekeeping.tend_store()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def quick(slow: AppBench) -> AsyncIterator[AppBench]:
+    """Has noticed, and has nothing to tell; far more time than usual has passed since."""
+    made = await AppBench(slow.server, OTHER_OWNER).open()
+    await made.housekeeping.tend_store()
+    assert (await slow.asample()).status == 200
+    slow.server.wipe()
+    await made.housekeeping.tend_store()
+    made.clock.advance(REFILL_S + 1.0)
+    yield made
+    await made.close()
+
+
+async def test_a_submission_that_is_sent_again_waits_until_the_slow_one_has_told(
+    slow: AppBench, quick: AppBench
+) -> None:
+    """C7: taken at once, it would run a second time."""
+    assert (await quick.asample()).status == 429
+    await slow.housekeeping.tend_store()
+    await quick.housekeeping.tend_store()
+    assert (await quick.asample()).status == 200
+    assert quick.counters.duplicates_suppressed == 1
+    assert quick.dispatcher.in_flight == 0
+
+
+async def test_whoever_comes_last_waits_for_nobody(slow: AppBench, quick: AppBench) -> None:
+    await slow.housekeeping.tend_store()
+    slow.clock.advance(REFILL_S)
+    assert not slow.dispatcher.refilling
+
+
+async def test_a_poll_is_held_meanwhile(slow: AppBench, quick: AppBench) -> None:
+    assert quick.dispatcher.refilling
+    await slow.housekeeping.tend_store()
+    await quick.housekeeping.tend_store()
+    assert not quick.dispatcher.refilling
+
+
+async def test_one_that_died_is_not_waited_for_once_it_is_reaped(slow: AppBench, quick: AppBench) -> None:
+    assert (await quick.asample()).status == 429
+    await reap(quick.store, OWNER, 60.0, quick.clock)
+    await quick.housekeeping.tend_store()
+    assert (await quick.asample()).status == 200
+    assert quick.dispatcher.in_flight == 1
+
+
+async def test_one_that_never_comes_back_is_waited_for_as_long_as_its_lease(slow: AppBench, quick: AppBench) -> None:
+    quick.clock.advance(quick.settings.lease_s)
+    assert not quick.dispatcher.refilling
+
+
+async def test_a_store_that_is_emptied_while_it_is_told_is_told_again(
+    slow: AppBench, quick: AppBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7: without a command that failed in between."""
+    begin = slow.store.begin
+
+    async def begin_before_the_wipe(*arguments: object) -> object:
+        done = await begin(*arguments)  # type: ignore[arg-type] # passed on as they came
+        slow.server.wipe()
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slow.store, "begin", begin_before_the_wipe)
+        with pytest.raises(type(AWAY)):
+            await slow.housekeeping.tend_store()
+    await quick.housekeeping.tend_store()
+    assert (await quick.asample()).status == 429
+    await slow.housekeeping.tend_store()
+    await quick.housekeeping.tend_store()
+    quick.clock.advance(REFILL_S)
+    assert (await quick.asample()).status == 200
+    assert quick.counters.duplicates_suppressed == 1
+
+
+async def test_a_worker_that_was_taken_for_dead_answers_again(slow: AppBench) -> None:
+    await slow.store.leave_roll(OWNER)
+    await slow.housekeeping.tend_store()
+    assert await slow.store.read_roll() == set()
+    await slow.housekeeping.tend_store()
+    assert await slow.store.read_roll() == {OWNER}
