@@ -42,7 +42,7 @@ def parse_keys(text: str, path: str) -> tuple[ApiKey, ...]:
     """The keys of a file. Raises `ConfigError` naming the file and the line or entry."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}; {_ENTRY}") from None
     entries = data.pop("keys", [])
     if data or not isinstance(entries, list):

@@ -129,7 +129,7 @@ def _parsed(flag: Flag, given: Given) -> Any:
 def _file_values(path: str, read_text: Callable[[str], str]) -> dict[str, Given]:
     try:
         data = tomllib.loads(_read(path, "--config", read_text))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"--config: {path}: {error}") from None
     return {key.replace("-", "_"): _file_value(key, value, path) for key, value in data.items()}
 

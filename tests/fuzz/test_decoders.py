@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import posixpath
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
@@ -12,17 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admin.upstreams import read_list
+from gateway.keys_file import new_entry, parse_keys
+from shared.config import KeyLimits
 from shared.core import ids
-from shared.core.errors import BadRequest
-from shared.core.faults import Fault
+from shared.core.adapters import Naming
+from shared.core.errors import BadRequest, ConfigError
+from shared.core.faults import Fault, classify_load, classify_reply
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey, SampleSpec, SamplingParams
 from shared.core.record import BadRecord, Claim, pack, unpack
+from shared.core.upstream_protocol import UpstreamProtocol
 from shared.store import forms
 from shared.store.base import StoreError, StoreRefused
 from shared.store.connection import Connection
 from shared.store.replies import error_of
-from shared.wire import document, long_reply, proto, tinker
+from shared.wire import document, long_reply, openai, proto, tinker, trainer
 from shared.wire.tinker_sample import SampleCall, decode_sample
 from shared.wire.vllm import Decoded, UpstreamCall, combine, decode_reply
 from tests.fuzz.damage import damaged
@@ -138,6 +143,8 @@ POLL: Final = (
         (tinker.decode_retrieve_futures, POLL),
         (tinker.decode_cancel_future, b'{"request_id":"s:1"}'),
         (tinker.decode_client_config, b'{"sdk_version":"0.38.0"}'),
+        (tinker.decode_weights_info, b'{"tinker_path":"tinker://r/sampler_weights/1"}'),
+        (trainer.decode_save_for_sampler, b'{"model_id":"s:train:0","path":"p"}'),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -150,6 +157,90 @@ def test_other_requests(decode: Callable[[bytes], Any], body: bytes) -> None:
         allowed(lambda: decode(data), BadRequest)
 
     look()
+
+
+OPENAI: Final = (
+    b'{"model":"m","prompt":["a","b"],"max_tokens":5,"n":2,"best_of":3,"stream":true}',
+    b'{"model":"m","prompt":[[1,2],[3]],"max_completion_tokens":null,"temperature":1.50}',
+    b'{"model":"m","messages":[{"role":"user","content":"a"}],"max_completion_tokens":7,"logprobs":true}',
+)
+
+
+@fuzz
+@given(damaged(*OPENAI))
+def test_calls_of_openais_clients(body: bytes) -> None:
+    """A13, D2: what is passed on is JSON with one model, whatever came."""
+    call = allowed(lambda: openai.decode_call(body), BadRequest)
+    if call is not None:
+        passed_on = call.encode("theirs")
+        assert json.loads(passed_on, object_pairs_hook=list).count(("model", "theirs")) == 1
+
+
+@fuzz
+@given(
+    damaged(
+        b'{"session_id":"s-1","info_message":"hi"}',
+        b'{"request_id":"17","model_id":"m"}',
+        b'{"path":null,"sampling_session_id":"s:sample:0","type":"save_weights_for_sampler"}',
+        b'{"sampler_id":"x","base_model":"b","model_path":"tinker://r/w"}',
+    )
+)
+def test_answers_of_a_training_server(body: bytes) -> None:
+    for read in (
+        trainer.session_id_of,
+        trainer.promised_id,
+        trainer.saved,
+        trainer.sampler_info,
+        trainer.base_model_of,
+    ):
+        read(body)
+    changed = allowed(lambda: trainer.replaced(body, "request_id", "ours"), ValueError)
+    # Text that is none reaches the client as the server wrote it.
+    assert changed is None or json.loads(changed.decode("utf-8", "replace"))["request_id"] == "ours"
+
+
+@fuzz
+@given(
+    damaged(*(one.body for one in map(recording, NAMES) if one.status != 200), b'{"detail":"Not Found"}', b"upstream"),
+    st.integers(201, 599),
+    st.sampled_from(["", "3", "1e400", "-1", "nan", "Wed, 21 Oct 2026 07:28:00 GMT"]),
+    st.sampled_from(list(UpstreamProtocol)),
+)
+def test_refusals_of_upstreams(body: bytes, status: int, retry_after: str, protocol: UpstreamProtocol) -> None:
+    """D8, D10: one Fault with words that any reply can carry, and a pause that somebody would wait for."""
+    headers = {"Retry-After": retry_after} if retry_after else {}
+    for fault in (
+        classify_reply(status, body, headers, protocol),
+        classify_load(status, body, "tinker://r/1", 60.0),
+    ):
+        if fault is not None:
+            assert fault.message.encode()
+            assert fault.retry_after_s is None or 0.0 <= fault.retry_after_s <= 600.0
+
+
+@fuzz
+@given(
+    damaged(b"tinker://run-1/sampler_weights/000100", b"tinker://a:train:0/b").map(lambda data: data.decode("latin-1"))
+)
+def test_paths_of_adapters(path: str) -> None:
+    """None leads out of the directory that the operator named."""
+    adapter = Naming("{run_id}--{checkpoint}", "/adapters/{run_id}/{checkpoint}").adapter(path)
+    if adapter is not None and adapter.directory is not None:
+        assert posixpath.normpath(adapter.directory) == adapter.directory
+        assert adapter.directory.startswith("/adapters/")
+        assert adapter.directory.count("/") == 3
+        assert adapter.directory.isprintable()
+
+
+@fuzz
+@given(damaged(new_entry("alice", "tml-a", KeyLimits(max_in_flight=3, max_in_flight_bytes=9)).encode()))
+def test_files_of_keys(data: bytes) -> None:
+    """Every key that is let in has a whole hash, and a name that can be shown."""
+    text = data.decode("latin-1")
+    keys = allowed(lambda: parse_keys(text, "keys.toml"), ConfigError)
+    for key in keys or ():
+        assert len(bytes.fromhex(key.sha256)) == 32
+        assert key.name.isprintable()
 
 
 SESSION: Final = ids.new_session_id(bytes(16), b"secret")

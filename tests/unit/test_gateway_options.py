@@ -37,6 +37,12 @@ def test_flag_before_environment_before_file() -> None:
     assert (found.workers, found.port, found.lease_s, found.upstreams) == (4, 2, 9.0, ("http://file",))
 
 
+def test_a_file_that_is_nested_without_end_is_refused_in_words() -> None:
+    """Found by the fuzzer: the library's parser has no bound of its own."""
+    with pytest.raises(ConfigError, match=r"--config: g\.toml: "):
+        settings({}, {"g.toml": "port = " + "[" * 5000}, config="g.toml")
+
+
 def test_the_file_may_come_from_the_environment() -> None:
     assert settings({"GATEWAY_CONFIG": "g"}, {"g": 'upstream = "http://x"'}).upstreams == ("http://x",)
 
