@@ -52,6 +52,14 @@ class Operation:
 
 
 _CHUNK: Final = _object("tokens", type={"const": "encoded_text"}, tokens=_list_of({**_COUNT, "maximum": 2**31 - 1}))
+# With --image-token and --upstream-protocol generate or auto; else 400.
+_IMAGE: Final = _object(
+    "type data format",
+    type={"const": "image"},
+    data={**_TEXT, "contentEncoding": "base64"},
+    format={"enum": ["png", "jpeg"]},
+    expected_tokens={"type": "integer", "minimum": 1},
+)
 _PARAMS: Final = _object(
     max_tokens={"type": "integer", "minimum": 1},
     seed={"type": "integer"},
@@ -65,7 +73,7 @@ _SAMPLE: Final = _object(
     sampling_session_id=_TEXT,
     seq_id={**_COUNT, "maximum": MAX_SEQ_ID},
     num_samples={"type": "integer", "minimum": 1},
-    prompt=_object("chunks", chunks=_list_of(_CHUNK, minItems=1)),
+    prompt=_object("chunks", chunks=_list_of({"anyOf": [_CHUNK, _IMAGE]}, minItems=1)),
     sampling_params=_PARAMS,
     prompt_logprobs=_FLAG,
     topk_prompt_logprobs=_COUNT,
