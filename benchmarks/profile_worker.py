@@ -53,7 +53,9 @@ COMPONENTS: tuple[tuple[str, str], ...] = (
     ("event loop and tasks", r"uvloop|libuv|^uv_|asyncio|_asyncio"),
 )
 _COMPILED = tuple((name, re.compile(pattern)) for name, pattern in COMPONENTS)
-_WAITING = re.compile(r"^epoll_p?wait|^PyThread_acquire_lock_timed|^lock_PyThread_acquire_lock")
+_WAITING = re.compile(
+    r"^epoll_p?wait|^PyThread_acquire_lock_timed|^lock_PyThread_acquire_lock|^pthread_cond_(timed)?wait"
+)
 # A wait ends in frames of the C library that have no name.
 _INNERMOST = 4
 REST = "interpreter and the rest"

@@ -36,6 +36,10 @@ def test_looks_are_summed_and_waiting_left_out() -> None:
     lines.append(
         "_worker (thread.py:81);PyThread_acquire_lock_timed (libpython.so);0x7f (libc.so.6);0x7e (libc.so.6) 50"
     )
+    # For the interpreter's lock, which another thread holds.
+    lines.append(
+        f"{turn};loop___uvtimer_callback (loop.c:94556);pthread_cond_timedwait (libc.so.6);0x7f (libc.so.6) 70"
+    )
     found = shares(lines)
     assert found == {"kernel: sockets": 3, "event loop and tasks": 1}
     told = shares_table(found, 0.4).splitlines()
