@@ -28,6 +28,7 @@ from shared.core.record import Claim
 from tests.contract.conftest import Heard
 from tests.contract.store_model import Model
 from tests.contract.store_worlds import MemoryWorld, RedisWorld
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -110,7 +111,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.earliest_end_s: dict[int, float] = {}
 
     def run(self, call: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(asyncio.wait_for(call, 10))
+        return self.loop.run_until_complete(asyncio.wait_for(call, DEADLINE_S))
 
     def teardown(self) -> None:
         try:

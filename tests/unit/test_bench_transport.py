@@ -17,6 +17,7 @@ from gateway.bench.transport import (
     parse_target,
 )
 from gateway.traffic import Traffic
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -71,7 +72,7 @@ def saying(
 async def test_a_reply_is_the_same_however_its_bytes_arrive(piece_bytes: int) -> None:
     async with answering(saying(REPLY, piece_bytes)) as pool:
         for _ in range(2):
-            reply = await pool.send(REQUEST, 5.0)
+            reply = await pool.send(REQUEST, DEADLINE_S)
             assert (reply.status, reply.body, reply.content_type) == (200, b"hello", "application/json")
         assert pool.connections_opened == 1
         assert pool.traffic == Traffic(2 * len(REQUEST), 2 * len(REPLY))
@@ -79,18 +80,18 @@ async def test_a_reply_is_the_same_however_its_bytes_arrive(piece_bytes: int) ->
 
 async def test_a_reply_without_a_positive_length_says_so() -> None:
     async with answering(saying(CHUNKED)) as pool:
-        reply = await pool.send(REQUEST, 5.0)
+        reply = await pool.send(REQUEST, DEADLINE_S)
         assert (reply.body, reply.has_length) == (b"hello", False)
     async with answering(saying(EMPTY)) as pool:
-        assert not (await pool.send(REQUEST, 5.0)).has_length
+        assert not (await pool.send(REQUEST, DEADLINE_S)).has_length
     async with answering(saying(REPLY)) as pool:
-        assert (await pool.send(REQUEST, 5.0)).has_length
+        assert (await pool.send(REQUEST, DEADLINE_S)).has_length
 
 
 async def test_a_connection_that_the_server_ends_is_not_used_again() -> None:
     async with answering(saying(LAST)) as pool:
-        await pool.send(REQUEST, 5.0)
-        await pool.send(REQUEST, 5.0)
+        await pool.send(REQUEST, DEADLINE_S)
+        await pool.send(REQUEST, DEADLINE_S)
         assert pool.connections_opened == 2
 
 
@@ -103,13 +104,13 @@ async def test_a_reply_that_is_cut_is_no_reply(cut: int) -> None:
 
     async with answering(answer) as pool:
         with pytest.raises(NoReply):
-            await pool.send(REQUEST, 5.0)
+            await pool.send(REQUEST, DEADLINE_S)
 
 
 async def test_something_that_is_not_http_is_no_reply() -> None:
     async with answering(saying(b"SSH-2.0-OpenSSH\r\n\r\n")) as pool:
         with pytest.raises(NoReply, match="not HTTP"):
-            await pool.send(REQUEST, 5.0)
+            await pool.send(REQUEST, DEADLINE_S)
 
 
 async def test_silence_is_no_reply_after_the_read_timeout() -> None:
@@ -122,7 +123,7 @@ async def test_a_refused_connection_is_no_reply() -> None:
     async with answering(saying(REPLY)) as pool:
         pass
     with pytest.raises(NoReply, match="cannot connect"):
-        await pool.send(REQUEST, 5.0)
+        await pool.send(REQUEST, DEADLINE_S)
 
 
 async def test_a_cancelled_request_closes_its_connection() -> None:
@@ -134,10 +135,10 @@ async def test_a_cancelled_request_closes_its_connection() -> None:
         gone.set()
 
     async with answering(answer) as pool:
-        request = asyncio.create_task(pool.send(REQUEST, 5.0))
+        request = asyncio.create_task(pool.send(REQUEST, DEADLINE_S))
         await arrived.wait()
         request.cancel()
-        await asyncio.wait_for(gone.wait(), 5.0)
+        await asyncio.wait_for(gone.wait(), DEADLINE_S)
         await asyncio.wait([request])
         assert request.cancelled()
 
@@ -151,7 +152,7 @@ async def test_two_idle_connections_are_kept_per_client_object_of_fifty() -> Non
 
     async with answering(answer) as pool:
         for burst in range(2):
-            await asyncio.gather(*(pool.send(REQUEST, 5.0) for _ in range(MAX_IN_FLIGHT_PER_OBJECT + 1)))
+            await asyncio.gather(*(pool.send(REQUEST, DEADLINE_S) for _ in range(MAX_IN_FLIGHT_PER_OBJECT + 1)))
             # 51 requests are 50 of one object and 1 of another, which keep 2 connections and 1.
             kept = (MAX_IDLE_PER_OBJECT + 1) * burst
             assert pool.connections_opened == (MAX_IN_FLIGHT_PER_OBJECT + 1) * (burst + 1) - kept
@@ -160,7 +161,7 @@ async def test_two_idle_connections_are_kept_per_client_object_of_fifty() -> Non
 async def test_a_dropped_reply_leaves_nothing_behind() -> None:
     async with answering(saying(REPLY)) as pool:
         await pool.send_and_drop(REQUEST)
-        assert (await pool.send(REQUEST, 5.0)).status == 200
+        assert (await pool.send(REQUEST, DEADLINE_S)).status == 200
         assert pool.requests_sent == 2
 
 

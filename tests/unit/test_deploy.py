@@ -17,6 +17,7 @@ import yaml
 from gateway.cli import gateway
 from gateway.flags import FLAGS
 from gateway.options import CONFIG_VARIABLE
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,7 +150,7 @@ def test_every_variable_of_the_compose_file_is_in_the_example() -> None:
 
 def _answers(command: tuple[str, ...]) -> bool:
     try:
-        found = subprocess.run([*command, "version"], capture_output=True, timeout=20, check=False)
+        found = subprocess.run([*command, "version"], capture_output=True, timeout=DEADLINE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return found.returncode == 0
@@ -167,7 +168,7 @@ def composer() -> tuple[str, ...]:
 def rendered(composer: tuple[str, ...], path: Path, profile: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "REDIS_PASSWORD": "secret"}
     arguments = [*composer, "--file", str(path), "--profile", profile, "config"]
-    return subprocess.run(arguments, capture_output=True, text=True, env=environ, timeout=40, check=False)
+    return subprocess.run(arguments, capture_output=True, text=True, env=environ, timeout=DEADLINE_S, check=False)
 
 
 @pytest.mark.slow

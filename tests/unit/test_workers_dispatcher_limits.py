@@ -11,7 +11,7 @@ from shared.config import Settings
 from shared.core.errors import Overloaded
 from shared.core.lifecycle import State
 from shared.store.base import StoreError
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 from tests.worker_bench import (
     AWAY,
     DONE,
@@ -119,7 +119,7 @@ async def test_nothing_is_held_after_any_mixture_of_trouble(seed: int) -> None:
         if result is not None and not isinstance(result, (StoreError, asyncio.CancelledError))
     ]
     assert not unexpected, unexpected
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while bench.dispatcher.in_flight:
             for key in [key for key, end in bench.executor._ends.items() if not end.done()]:
                 bench.executor.finish(key)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.server import ServerState
 
+from tests.waiting import DEADLINE_S
 from workers.http.edge import Edge
 from workers.http.limits import HttpLimits
 from workers.http.protocol import protocol_class
@@ -81,7 +82,7 @@ async def test_the_second_is_not_taken_for_headers_without_end() -> None:
         connection.data_received(HEAD + PIECE)
         connection.data_received(PIECE)
         assert b"431" not in transport.written
-        await asyncio.wait_for(answered.acquire(), 5.0)
+        await asyncio.wait_for(answered.acquire(), DEADLINE_S)
     connection.connection_lost(None)
     assert transport.written.count(b"HTTP/1.1 204") == 3
 
@@ -99,8 +100,8 @@ async def test_reading_goes_on_behind_a_whole_body() -> None:
 
     connection, transport = connected(hold)
     connection.data_received(HEAD)
-    await asyncio.wait_for(waiting.wait(), 5.0)
+    await asyncio.wait_for(waiting.wait(), DEADLINE_S)
     connection.data_received(PIECE * 2)
     assert transport.reading
-    await asyncio.wait_for(whole.wait(), 5.0)
+    await asyncio.wait_for(whole.wait(), DEADLINE_S)
     connection.connection_lost(None)

@@ -23,7 +23,7 @@ from tests.app_bench import (
     session_of,
     settled,
 )
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 from tests.worker_bench import AWAY, OTHER_OWNER, SESSION_ID, session
 from workers.http.watch import Connection
 from workers.routes import futures
@@ -289,7 +289,7 @@ async def test_a_store_that_was_emptied_is_noticed_by_the_first_poll_that_misses
     noticed = asyncio.Event()
     bench.dispatcher.on_loss = noticed.set
     poll = asyncio.create_task(bench.retrieve(promised))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         await noticed.wait()
     running = other.dispatcher.running(KEY)
     assert running is not None

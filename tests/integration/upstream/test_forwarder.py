@@ -18,7 +18,7 @@ from shared.core.lifecycle import State
 from shared.core.upstream_protocol import ProtocolChoice
 from shared.histogram import count
 from tests.integration.upstream.lines import Line, line
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 from workers import upstreams
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ async def test_a_reply_without_end_is_not_read_to_it(monkeypatch: pytest.MonkeyP
         fault = await made.fault()
         expected = FaultClass.REFUSED if status.startswith("200") else FaultClass.AMBIGUOUS
         assert fault.kind is expected
-        await asyncio.wait_for(gone.wait(), 30)
+        await asyncio.wait_for(gone.wait(), DEADLINE_S)
 
 
 async def test_an_idle_connection_that_the_upstream_closed_is_not_used_again() -> None:
@@ -402,8 +402,8 @@ def refuses(upstream: Upstream) -> bool:
 async def test_waiting_for_a_connection_is_charged_to_nobody() -> None:
     """A4: two requests for a pool of one connection, each longer than the deadline for connecting."""
     async with (
-        Simulator(SimulatorConfig(mode="latency", gen_seconds=0.15)) as simulator,
-        line(simulator.url, max_connections=1, connect_timeout_s=0.05, read_timeout_s=0.25) as made,
+        Simulator(SimulatorConfig(mode="latency", gen_seconds=0.8)) as simulator,
+        line(simulator.url, max_connections=1, connect_timeout_s=0.5, read_timeout_s=1.5) as made,
     ):
         replies = await asyncio.gather(*(made.ask(f"r{number}-a1") for number in range(3)))
         assert all(isinstance(reply, bytes) for reply in replies), replies
@@ -432,13 +432,13 @@ async def test_requests_cancelled_while_queued_take_no_connection_with_them(simu
 
 @pytest.mark.slow
 async def test_requests_at_the_brink_of_an_idle_connections_end_are_executed_once() -> None:
-    """B4, scaled down: the upstream closes after 0.25 s, the gateway after 0.15 s; requests come in between."""
+    """B4, scaled down: the upstream closes after 0.5 s, the gateway after 0.3 s; requests come in between."""
     async with (
-        Simulator(SimulatorConfig(keep_alive_s=0.25)) as simulator,
-        line(simulator.url, upstream_keep_alive_s=0.15) as made,
+        Simulator(SimulatorConfig(keep_alive_s=0.5)) as simulator,
+        line(simulator.url, upstream_keep_alive_s=0.3) as made,
     ):
         count = 0
-        for pause_s in (0.14, 0.149, 0.15, 0.151, 0.16, 0.24, 0.249, 0.25, 0.251, 0.26):
+        for pause_s in (0.28, 0.299, 0.3, 0.301, 0.32, 0.48, 0.499, 0.5, 0.501, 0.52):
             states = await asyncio.gather(*(made.execute(count + number) for number in range(4)))
             assert states == [State.READY] * 4
             count += 4
