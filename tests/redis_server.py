@@ -7,13 +7,18 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hiredis
 
 from gateway.embedded_redis import find_server
 from tests.ports import free_port
 from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _SHM = "/dev/shm"
 # Containers often have 64 MiB of it; a test's Redis may save a few hundred.
@@ -106,6 +111,15 @@ class RedisServer:
             client.close()
             raise
         return client
+
+
+@contextmanager
+def running_redis() -> Iterator[RedisServer]:
+    server = RedisServer()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def _whole_reply(client: socket.socket) -> bytes:

@@ -15,7 +15,7 @@ from shared.store.memory import MemoryStore
 from shared.store.memory_server import MemoryServer
 from shared.store.redis import RedisStore
 from tests.redis_cluster import RedisCluster
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, running_redis
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -122,9 +122,8 @@ class Bench:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
-    server = RedisServer()
-    yield server
-    server.stop()
+    with running_redis() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

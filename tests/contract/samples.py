@@ -46,3 +46,10 @@ async def bring_to(store: Store, key: SampleKey, state: State) -> None:
         assert await store.mark_retrieved([key], ttl_s=300) == 1
     elif state is not State.PENDING:
         await settle(store, key, claim(), state)
+
+
+async def complete(store: Store, *seq_ids: int, session: str = "session", state: State = State.READY) -> None:
+    for seq_id in seq_ids:
+        key = SampleKey(session, seq_id)
+        await store.begin(key, claim())
+        await settle(store, key, claim(), state)

@@ -12,18 +12,7 @@ from shared.core.lifecycle import SETTLED, SETTLING, State, allows
 from shared.core.model import SampleKey
 from shared.core.record import Claim, Header
 from shared.store.base import Settled
-from tests.contract.samples import (
-    ALICE,
-    BOB,
-    ENDINGS,
-    KEY,
-    NOW_MS,
-    TTL_S,
-    bring_to,
-    claim,
-    settle,
-    state_of,
-)
+from tests.contract.samples import ALICE, BOB, ENDINGS, KEY, NOW_MS, TTL_S, bring_to, claim, settle, state_of
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Bench

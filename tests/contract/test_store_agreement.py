@@ -15,31 +15,10 @@ from shared.store.base import LogEntry, SessionState
 from shared.store.publishing import publish_upstreams
 from shared.store.reaping import reap
 from tests.contract.conftest import Heard
-from tests.contract.samples import (
-    ALICE,
-    BOB,
-    KEY,
-    NOW_MS,
-    TTL_S,
-    bring_to,
-    claim,
-    settle,
-    state_of,
-)
+from tests.contract.samples import ALICE, BOB, KEY, NOW_MS, TTL_S, bring_to, claim, complete, state_of
 
 if TYPE_CHECKING:
-    from shared.store.base import Store
     from tests.contract.conftest import Bench
-
-
-# -- completion logs -----------------------------------------------------------------------------------------------
-
-
-async def complete(store: Store, *seq_ids: int, session: str = "session", state: State = State.READY) -> None:
-    for seq_id in seq_ids:
-        key = SampleKey(session, seq_id)
-        await store.begin(key, claim())
-        await settle(store, key, claim(), state)
 
 
 # -- sessions ------------------------------------------------------------------------------------------------------

@@ -10,30 +10,13 @@ from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.store.base import LogEntry
 from tests.contract.conftest import Heard
-from tests.contract.samples import (
-    ALICE,
-    BOB,
-    HUGE,
-    NOW_MS,
-    TTL_S,
-    claim,
-    settle,
-    state_of,
-)
+from tests.contract.samples import ALICE, BOB, HUGE, NOW_MS, TTL_S, claim, complete, state_of
 
 if TYPE_CHECKING:
-    from shared.store.base import Store
     from tests.contract.conftest import Bench
 
 
 # -- completion logs -----------------------------------------------------------------------------------------------
-
-
-async def complete(store: Store, *seq_ids: int, session: str = "session", state: State = State.READY) -> None:
-    for seq_id in seq_ids:
-        key = SampleKey(session, seq_id)
-        await store.begin(key, claim())
-        await settle(store, key, claim(), state)
 
 
 async def test_completions_come_in_order_and_each_once(bench: Bench) -> None:

@@ -47,11 +47,6 @@ def cluster() -> Iterator[RedisCluster]:
 
 
 @pytest.fixture
-async def heard() -> Heard:
-    return Heard()
-
-
-@pytest.fixture
 async def store(cluster: RedisCluster, heard: Heard) -> AsyncIterator[ClusterStore]:
     made = ClusterStore(cluster.url, rng=Random(1))
     await made.open(heard, OWNER)

@@ -25,7 +25,7 @@ from shared.store.url import RedisAddress, parse_url
 from tests.contract.conftest import Heard
 from tests.cut_proxy import CutProxy
 from tests.integration.store_calls import CLAIM, OWNER, TTL_S, in_the_end
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, running_redis
 from tests.waiting import DEADLINE_S, until
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ KEY = SampleKey("session", 1)
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    made = RedisServer()
-    yield made
-    made.stop()
+    with running_redis() as made:
+        yield made
 
 
 @pytest.fixture
@@ -50,11 +49,6 @@ async def proxy(server: RedisServer) -> AsyncIterator[CutProxy]:
 
 def make_store(url: str, deadline_s: float = 10.0) -> RedisStore:
     return RedisStore(url, rng=Random(1), deadline_s=deadline_s)
-
-
-@pytest.fixture
-async def heard() -> Heard:
-    return Heard()
 
 
 @pytest.fixture

@@ -32,11 +32,6 @@ def sentinels() -> Iterator[RedisSentinels]:
 
 
 @pytest.fixture
-async def heard() -> Heard:
-    return Heard()
-
-
-@pytest.fixture
 async def store(sentinels: RedisSentinels, heard: Heard) -> AsyncIterator[RedisStore]:
     made = RedisStore(sentinels.url, rng=Random(1))
     await made.open(heard, OWNER)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, running_redis
 from tests.system.fleet import Fleet
 from tests.system.pinned import Client, connect_to
 from tests.system.sdk_env import InstallError, SdkEnv, sdk_env
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
     """One that outlives the gateway."""
-    server = RedisServer()
-    yield server
-    server.stop()
+    with running_redis() as server:
+        yield server
 
 
 @pytest.fixture

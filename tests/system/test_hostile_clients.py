@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, running_redis
 from tests.system.outcomes import failure_of, result_of
 from tests.system.pinned import Client, submit
 from tests.system.stack import Gateway, running_stack
@@ -55,9 +55,8 @@ def zstd_bomb(content_bytes: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    server = RedisServer()
-    yield server
-    server.stop()
+    with running_redis() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import hiredis
 import pytest
 
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, running_redis
 from tests.system.outcomes import accepted, completions, failure_of, result_of, settled
 from tests.system.pinned import Client, connect_to, poll, send_poll, submit
 from tests.system.stack import WORKERS, running_stack
@@ -64,9 +64,8 @@ class Operator:
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    server = RedisServer()
-    yield server
-    server.stop()
+    with running_redis() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,7 @@ from shared.core.lifecycle import State
 from shared.core.record import Record
 from shared.store.base import StoreUnavailable
 from tests.waiting import until
-from tests.worker_bench import (
-    OTHER_OWNER,
-    OWNER,
-    REPLY_LOST,
-    WorkerBench,
-    ask_the_store_again_soon,
-    session,
-    spec,
-)
+from tests.worker_bench import OTHER_OWNER, OWNER, REPLY_LOST, WorkerBench, ask_the_store_again_soon, session, spec
 from workers import dispatcher
 from workers.running import Ending, Phase
 from workers.slicing import SLICE

@@ -12,16 +12,7 @@ from shared.core.errors import Overloaded
 from shared.core.lifecycle import State
 from shared.store.base import StoreError
 from tests.waiting import DEADLINE_S, until
-from tests.worker_bench import (
-    AWAY,
-    DONE,
-    OWNER,
-    REPLY_LOST,
-    WorkerBench,
-    ask_the_store_again_soon,
-    session,
-    spec,
-)
+from tests.worker_bench import AWAY, DONE, OWNER, REPLY_LOST, WorkerBench, ask_the_store_again_soon, session, spec
 from workers.running import Ending
 
 KEY = session().key(1)

@@ -14,15 +14,7 @@ from shared.core.record import Record
 from shared.store.base import StoreError, StoreFull, StoreRefused, StoreUnavailable
 from shared.store.refill import REFILL_S
 from tests.waiting import until
-from tests.worker_bench import (
-    AWAY,
-    OTHER_OWNER,
-    OWNER,
-    REPLY_LOST,
-    WorkerBench,
-    ask_the_store_again_soon,
-    session,
-)
+from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, REPLY_LOST, WorkerBench, ask_the_store_again_soon, session
 from workers.running import Ending, Phase
 from workers.waiters import Wake
 

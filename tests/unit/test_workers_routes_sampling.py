@@ -9,16 +9,7 @@ import pytest
 
 from shared.core.faults import Fault, FaultClass
 from shared.core.model import CLONE_SPAN
-from tests.app_bench import (
-    API,
-    KEY_A,
-    KEY_B,
-    KEYS,
-    AppBench,
-    opened,
-    request_id,
-    session_of,
-)
+from tests.app_bench import API, KEY_A, KEY_B, KEYS, AppBench, opened, request_id, session_of
 from tests.waiting import until
 from tests.worker_bench import AWAY, OTHER_OWNER, SESSION_ID, session
 from workers.routes import sampling

@@ -8,15 +8,7 @@ import pytest
 
 from shared.core.lifecycle import State
 from shared.store.base import SessionState
-from tests.app_bench import (
-    API,
-    KEY_A,
-    KEY_B,
-    KEYS,
-    AppBench,
-    opened,
-    settled,
-)
+from tests.app_bench import API, KEY_A, KEY_B, KEYS, AppBench, opened, settled
 from tests.waiting import until
 from tests.worker_bench import AWAY, OTHER_OWNER, SESSION_ID, session
 

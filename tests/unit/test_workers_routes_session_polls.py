@@ -10,18 +10,7 @@ import pytest
 from shared.core.lifecycle import State
 from shared.core.model import CLONE_SPAN
 from shared.store.refill import REFILL_S
-from tests.app_bench import (
-    KEY_A,
-    KEY_B,
-    KEYS,
-    TINY,
-    AppBench,
-    asleep,
-    opened,
-    request_id,
-    session_of,
-    settled,
-)
+from tests.app_bench import KEY_A, KEY_B, KEYS, TINY, AppBench, asleep, opened, request_id, session_of, settled
 from tests.waiting import until
 from tests.worker_bench import OTHER_OWNER, session
 from workers.http.watch import Connection
