@@ -145,16 +145,20 @@ class Worker:
 
     async def run(self) -> int:
         """Serve until told otherwise; the process' exit code."""
+        orders = asyncio.create_task(self._obey())
         try:
-            await self._open()
+            opened = await self._opened(orders)
         except StoreRefused as error:
+            orders.cancel()
             self._supervision.tell(channel.Failed(str(error)))
             await self._close()
             return 3
+        if not opened:
+            await self._close()
+            return 0
         _settle_garbage_collection()
         await self._server.start()
         self._supervision.tell(channel.Ready(tuple(self._upstreams.pool.catalogue.base_models())))
-        orders = asyncio.create_task(self._obey())
         await asyncio.wait({orders, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
         broken = self._broken_duty()
         if broken is not None:
@@ -173,6 +177,20 @@ class Worker:
         """Why a duty, which is endless, has ended; None while all go on."""
         ended = next((task for task in self._tasks if task.done()), None)
         return (ended.exception() or RuntimeError("it returned")) if ended is not None else None
+
+    async def _opened(self, orders: asyncio.Task[channel.Drain | None]) -> bool:
+        """Whether it can serve; False when it is to stop, or its supervisor is gone, before the store has answered.
+
+        Raises `StoreRefused`.
+        """
+        opening = asyncio.create_task(self._open())
+        await asyncio.wait({opening, orders}, return_when=asyncio.FIRST_COMPLETED)
+        if opening.done():
+            await opening
+            return True
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        return False
 
     async def _open(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 
 from gateway.embedded_redis import EmbeddedRedis
 from tests.integration.gateway_process import ROOT, GatewayProcess, alive
+from tests.redis_server import RedisServer
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -103,6 +104,27 @@ def test_a_killed_gateway_leaves_no_process_behind(tmp_path: Path) -> None:
         left = [redis_pid(gateway), *gateway.pids()] if gateway.ready_line() else []
         gateway.signal(signal.SIGKILL)
         eventually(lambda: not any(alive(pid) for pid in left), "Redis and the worker are gone")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_waits_for_redis_still_listens_to_its_supervisor(tmp_path: Path, number: signal.Signals) -> None:
+    """Or it would hold the gateway's port for as long as Redis is away, with nobody to end it."""
+    redis = RedisServer()
+    try:
+        flags = ("--redis-url", redis.url)
+        with GatewayProcess(tmp_path, module="gateway", workers=1, flags=flags) as gateway:
+            gateway.ready_line()
+            first = gateway.pids()[0]
+            redis.kill()
+            os.kill(first, signal.SIGKILL)
+            eventually(lambda: gateway.logged("store does not answer yet"), "another worker that waits")
+            (waiting,) = eventually(gateway.pids, "its pid", until=lambda pids: pids not in ([first], [None]))
+            gateway.signal(number)
+            eventually(lambda: not alive(waiting), "it is gone as well")
+            if number == signal.SIGTERM:
+                assert gateway.exit_code() == 0
+    finally:
+        redis.stop()
 
 
 def test_check_says_what_fails_and_exits_with_1(tmp_path: Path) -> None:
