@@ -102,6 +102,10 @@ def new_entry(name: str, key: str, limits: KeyLimits) -> str:
 
 def with_entry(text: str, entry: str, path: str) -> str:
     """The file with one more entry. Raises `ConfigError` when its name is taken."""
+    taken = [key.name for key in parse_keys(text, path)]
+    name = parse_keys(entry, path)[0].name
+    if name in taken:
+        raise ConfigError(f"{path}: there is a key named {name!r} already; revoke it first, or choose another name")
     extended = f"{text.rstrip()}\n\n{entry}" if text.strip() else entry
     parse_keys(extended, path)
     return extended

@@ -12,6 +12,7 @@ from gateway.collector import calm_collector
 from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.processes import ProcessEnded, run_processes
 from gateway.simulator.simulator import Simulator
+from shared.core.errors import StartError
 
 
 @click.command("simulate-vllm")
@@ -137,7 +138,7 @@ def simulate_vllm(
     try:
         run(config, processes)
     except OSError as error:
-        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
     except (ValueError, ProcessEnded) as error:
         raise click.ClickException(str(error)) from None
 

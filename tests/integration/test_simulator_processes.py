@@ -19,6 +19,7 @@ from gateway.simulator.command import simulate_vllm
 from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.processes import shares
 from gateway.simulator.tokens import sampled
+from shared.core.errors import StartError
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -184,6 +185,5 @@ def test_a_port_in_use_is_one_sentence(more: list[str]) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = CliRunner().invoke(simulate_vllm, ["--port", str(port), *more])
-    assert done.exit_code == 1
-    assert done.output == f"Error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+        with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            CliRunner().invoke(simulate_vllm, ["--port", str(port), *more], catch_exceptions=False)

@@ -90,7 +90,7 @@ def test_the_last_key_is_revoked_like_any_other(keys: Keys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("add", "alice"), "name 'alice' is already in entry 1"),
+        (("add", "alice"), "there is a key named 'alice' already"),
         (("add", "bob", "--max-sessions", "none"), "bob: max-sessions: 'none' is not allowed; give a whole number"),
         (("add", 'b"'), "use printable text"),
         (("revoke", "bob"), "there is no key named 'bob'; there are alice"),

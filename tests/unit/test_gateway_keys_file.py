@@ -88,7 +88,7 @@ def test_what_cannot_be_taken_out(text: str, name: str, reason: str) -> None:
 
 
 def test_a_name_is_added_once() -> None:
-    with pytest.raises(ConfigError, match="name 'alice' is already in entry 1"):
+    with pytest.raises(ConfigError, match="there is a key named 'alice' already; revoke it first"):
         with_entry(entry(), new_entry("alice", "tml-k", NO_LIMITS), "x")
 
 
