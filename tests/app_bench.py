@@ -127,6 +127,7 @@ class AppBench(WorkerBench):
 
     async def renew_lease(self) -> None:
         await self.store.renew_lease(self.owner, ttl_s=_NO_HOUSEKEEPING_S)
+        self.dispatcher.meet_restart(self.store.restarted_s)
 
     async def sleep(self, delay_s: float) -> None:
         self.clock.advance(delay_s)

@@ -89,6 +89,7 @@ class Dispatcher:
         self._by_session: dict[str, set[Running]] = {}
         self._full_until_s = 0.0
         self._refilled_until_s = 0.0
+        self._restart_met_s = store.restarted_s
 
     @property
     def in_flight(self) -> int:
@@ -119,7 +120,12 @@ class Dispatcher:
     def refilling(self) -> bool:
         """Whether what the store does not know may still be on its way to it."""
         now_s = self._clock.monotonic_s()
-        return now_s < self._refilled_until_s or is_refilling(self._store, self._clock)
+        is_met = self._store.restarted_s == self._restart_met_s
+        return not is_met or now_s < self._refilled_until_s or is_refilling(self._store, self._clock)
+
+    def meet_restart(self, restarted_s: float | None) -> None:
+        """That restart of the store is being dealt with; until then it counts as being refilled."""
+        self._restart_met_s = restarted_s
 
     def expect_refill(self, within_s: float) -> None:
         """The store is being told again what runs, for `within_s` from now at most."""
@@ -209,7 +215,8 @@ class Dispatcher:
         refusals = 0
         while True:
             try:
-                first = await self._store.begin(running.key, running.claim)
+                # What lost the reply may have lost the data: whoever was first must be heard first.
+                first = await self._begin_unless_refilling(running)
             except StoreError as error:
                 refusals += isinstance(error, StoreRefused)
                 if refusals >= REFUSALS_MOST:
@@ -221,6 +228,11 @@ class Dispatcher:
             else:
                 self._begun(running, first)
                 return
+
+    async def _begin_unless_refilling(self, running: Running) -> Header | None:
+        if self.refilling:
+            raise StoreUnavailable("the store is being refilled", maybe_done=False)
+        return await self._store.begin(running.key, running.claim)
 
     def _is_ours(self, first: Header, running: Running) -> bool:
         """A record of this very claim: the begin before it was done, and its reply was lost."""

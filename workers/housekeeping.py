@@ -156,6 +156,7 @@ class Housekeeping:
             self._roll.begin(clock.monotonic_s())
             self._waits_for_others = True
             self._deps.dispatcher.expect_refill(self._lease_s)
+            self._deps.dispatcher.meet_restart(restarted_s)
         elif not self._held_lease:
             # What ran before this worker was there may be on its way into the store.
             self._deps.dispatcher.expect_refill(await store.refill_left_s())
@@ -210,7 +211,9 @@ class Housekeeping:
         """A store that was emptied learns what runs, so that its polls find it pending instead of gone, and what is
         lost: the results that nobody fetched yet. Where nothing was lost, none of this changes anything.
         """
-        await _each(map(self._enter_again, self._deps.dispatcher.all_running()))
+        # One whose begin was never answered may be another's: it is begun again when all have told (dispatcher.py).
+        begun = [running for running in self._deps.dispatcher.all_running() if running.is_begun]
+        await _each(map(self._enter_again, begun))
         await _each(starmap(self._orphan_if_missing, self._deps.settlements.claims()))
 
     async def _enter_again(self, running: Running) -> None:

@@ -67,6 +67,11 @@ class Running:
         """As the client knows it, and as it stands in the upstream's log."""
         return ids.request_id(self.session, self.key.seq_id)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the store is known to hold it as ours: one that turns out to be another's is let go."""
+        return self.begun.done()
+
     def ending(self) -> Ending | None:
         """What somebody outside has decided it ends with."""
         return self.stop

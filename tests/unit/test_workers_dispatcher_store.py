@@ -142,6 +142,17 @@ async def test_what_was_settled_is_remembered_in_case_the_store_loses_it(bench: 
 async def test_while_a_restarted_store_is_refilled_new_samples_are_refused(bench: WorkerBench) -> None:
     """C3: one that is sent again may be running on a worker that has not said so yet."""
     bench.server.wipe()
+    bench.clock.advance(REFILL_S)
+    with pytest.raises(Overloaded, match="refilled"):
+        await bench.submit()
+    bench.dispatcher.meet_restart(bench.store.restarted_s)
+    await bench.started()
+
+
+async def test_a_restart_that_was_met_is_waited_out_all_the_same(bench: WorkerBench) -> None:
+    """C3: others are as far a moment later."""
+    bench.server.wipe()
+    bench.dispatcher.meet_restart(bench.store.restarted_s)
     with pytest.raises(Overloaded, match="refilled"):
         await bench.submit()
     bench.clock.advance(REFILL_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,10 +10,15 @@ import pytest
 from shared.store.reaping import reap
 from shared.store.refill import REFILL_S
 from tests.app_bench import AppBench
-from tests.worker_bench import AWAY, OTHER_OWNER, OWNER
+from tests.waiting import until
+from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, REPLY_LOST
+from workers import dispatcher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from shared.core.model import SampleKey
+    from shared.core.record import Claim, Header
 
 
 @pytest.fixture
@@ -37,6 +43,33 @@ async def quick(slow: AppBench) -> AsyncIterator[AppBench]:
     await made.close()
 
 
+def count_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Of begins whose outcome is not known; they are short."""
+    pauses: list[float] = []
+    pause_s, sleep = 0.000123, asyncio.sleep
+    monkeypatch.setattr(dispatcher, "STORE_RETRY_FIRST_S", pause_s)
+    monkeypatch.setattr(dispatcher, "STORE_RETRY_LONGEST_S", pause_s)
+
+    async def counted(delay_s: float) -> None:
+        pauses.extend([delay_s] * (delay_s == pause_s))
+        await sleep(delay_s)
+
+    monkeypatch.setattr(asyncio, "sleep", counted)
+    return pauses
+
+
+def count_begins(worker: AppBench, monkeypatch: pytest.MonkeyPatch) -> list[SampleKey]:
+    begun: list[SampleKey] = []
+    begin = worker.store.begin
+
+    async def counted(key: SampleKey, claim: Claim) -> Header | None:
+        begun.append(key)
+        return await begin(key, claim)
+
+    monkeypatch.setattr(worker.store, "begin", counted)
+    return begun
+
+
 async def test_a_submission_that_is_sent_again_waits_until_the_slow_one_has_told(
     slow: AppBench, quick: AppBench
 ) -> None:
@@ -53,6 +86,30 @@ async def test_whoever_comes_last_waits_for_nobody(slow: AppBench, quick: AppBen
     await slow.housekeeping.tend_store()
     slow.clock.advance(REFILL_S)
     assert not slow.dispatcher.refilling
+
+
+async def test_a_begin_whose_reply_was_lost_with_the_data_waits_as_well(
+    slow: AppBench, quick: AppBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7: another may have been first, and was about to be named."""
+    pauses = count_pauses(monkeypatch)
+    await slow.housekeeping.tend_store()
+    await quick.housekeeping.tend_store()
+    quick.clock.advance(REFILL_S)
+    quick.store.fail_after = REPLY_LOST
+    assert (await quick.asample()).status == 429
+    slow.server.wipe()
+    quick.store.fail_after = None
+    begins = count_begins(quick, monkeypatch)
+    await quick.housekeeping.tend_store()
+    quick.clock.advance(REFILL_S + 1.0)
+    pauses.clear()
+    await until(lambda: len(pauses) > 3)
+    assert not begins
+    await slow.housekeeping.tend_store()
+    await quick.housekeeping.tend_store()
+    await until(lambda: begins and not quick.dispatcher.in_flight)
+    assert not quick.executor.started
 
 
 async def test_a_poll_is_held_meanwhile(slow: AppBench, quick: AppBench) -> None:
