@@ -177,17 +177,21 @@ class Adapters:
     # -- base models
 
     def _fits(self, adapter: Adapter, upstream: Upstream) -> bool:
-        """Whether it may be asked for the adapter: it serves its base model, or one of the two is not known."""
+        """Whether it has the adapter, or may be asked for it: it serves its base model, or one of them is unknown."""
         base = self._base_of(adapter)
-        return base is None or self._pool.may_serve(base, upstream)
+        return base is None or self._pool.has(adapter.name, upstream) or self._pool.may_serve(base, upstream)
 
     def _base_of(self, adapter: Adapter) -> str | None:
         told = self._pool.catalogue.parent(adapter)
         if told is not None:
             self._remember(adapter, told)
-        return told or self._bases.get(adapter.name)
+        base = self._bases.get(adapter.name)
+        return base if base is not None and self._pool.is_listed(base) else None
 
     def _remember(self, adapter: Adapter, base: str) -> None:
+        """A name that no upstream lists says nothing: vLLM lists a model by `--served-model-name`."""
+        if not self._pool.is_listed(base):
+            return
         self._bases[adapter.name] = base
         if len(self._bases) > _BASES_MAX:
             del self._bases[next(iter(self._bases))]

@@ -100,6 +100,10 @@ class UpstreamPool:
         """Whether it listed this model when it was asked last."""
         return upstream in self._serving.get(model_name, ())
 
+    def is_listed(self, model_name: str) -> bool:
+        """Whether any upstream listed this model when it was asked last."""
+        return model_name in self._serving
+
     def may_serve(self, model_name: str, upstream: Upstream) -> bool:
         """Whether it lists this model, or has never told what it serves."""
         return upstream not in self._served or self.has(model_name, upstream)

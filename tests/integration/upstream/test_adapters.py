@@ -274,13 +274,13 @@ async def test_where_the_base_is_not_known_a_refusal_of_an_upstream_with_another
         assert [simulator.stats()["executions"] for simulator in bench.simulators] == [6, 0]
 
 
-async def test_an_adapter_whose_base_nobody_serves_is_loaded_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "_BIND_RETRIES_S", 0.05)
-    async with of_two_bases() as bench:
+async def test_a_base_that_no_upstream_lists_counts_as_not_known() -> None:
+    """A trainer may call it otherwise than `--served-model-name` does."""
+    async with started() as bench:
         worker = await bench.worker()
-        with pytest.raises(BadRequest, match="run-1"):
-            await worker.adapters.bind(MODEL, "sim/third")
-        assert bench.loads == [0, 0]
+        await worker.adapters.bind(MODEL, "org/the-same-model")
+        assert (await worker.execute()).state is State.READY
+        assert bench.loads == [1, 1]
 
 
 async def test_an_upstream_that_does_not_answer_is_passed_over() -> None:
