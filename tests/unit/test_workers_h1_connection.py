@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 LONG: Final = bytes(range(256)) * 600
 LIMIT_BYTES: Final = 400_000
+LARGE_LIMIT_BYTES: Final = 256 * 1024 * 1024
 SCRATCH_BYTES: Final = 50_000
 KEPT: Final = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
 CLOSED: Final = b"HTTP/1.1 200 OK\r\nConnection: close\r\nCONTENT-LENGTH: %d\r\n\r\n"
@@ -47,9 +49,9 @@ class Wire(asyncio.Transport):
 class Line:
     """A connection, and what its peer sends, in pieces of the sizes that are given."""
 
-    def __init__(self, sizes: Iterator[int]) -> None:
+    def __init__(self, sizes: Iterator[int], limit_bytes: int = LIMIT_BYTES) -> None:
         scratch = memoryview(bytearray(SCRATCH_BYTES))
-        self.connection = UpstreamConnection(asyncio.get_running_loop(), scratch, LIMIT_BYTES, lambda _: None)
+        self.connection = UpstreamConnection(asyncio.get_running_loop(), scratch, limit_bytes, lambda _: None)
         self.connection.connection_made(Wire())
         self._sizes = sizes
 
@@ -59,6 +61,8 @@ class Line:
             size = min(next(self._sizes), len(buffer), len(data))
             buffer[:size] = data[:size]
             self.connection.buffer_updated(size)
+            # As of a transport: the next read asks again.
+            del buffer
             data = data[size:]
 
     def reply(self, data: bytes) -> Reply:
@@ -101,6 +105,28 @@ async def test_a_long_body_is_left_to_who_asked(piece_bytes: int) -> None:
     assert isinstance(body, bytearray)
     # Refused while there is a view of it anywhere.
     body.append(0)
+
+
+@pytest.mark.parametrize("piece_bytes", [SCRATCH_BYTES, 2**22])
+async def test_a_body_whose_place_has_to_grow_is_whole(piece_bytes: int) -> None:
+    body = LONG * 50 + b"end"
+    line = Line(sizes_of([piece_bytes]), LARGE_LIMIT_BYTES)
+    assert [line.reply(KEPT % len(body) + body).body == body for _ in range(2)] == [True, True]
+    assert line.connection.is_reusable
+
+
+async def test_a_length_that_is_only_told_takes_no_memory() -> None:
+    """A reply may break off, or never come: memory follows what has arrived."""
+    line = Line(sizes_of([SCRATCH_BYTES]), LARGE_LIMIT_BYTES)
+    line.connection.start(b"", b"")
+    tracemalloc.start()
+    try:
+        line.arrives(KEPT % LARGE_LIMIT_BYTES + LONG)
+        line.connection.get_buffer(-1)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 4 * 1024 * 1024
 
 
 @pytest.mark.parametrize("piece_bytes", [3_000, SCRATCH_BYTES])

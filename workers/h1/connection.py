@@ -7,8 +7,8 @@ httptools parses (it refuses what is not HTTP, and knows chunks and lengths); wh
 An idle connection on which anything arrives is closed: there is nobody to whom it could belong.
 
 The kernel writes into a buffer that all connections share, and the parser copies the body's pieces out of it. A long
-body whose length was told gets memory of its own at once: what is left of it is read straight into its place, past the
-parser, which has nothing to say about it.
+body whose length was told gets memory of its own: what is left of it is read straight into its place, past the parser,
+which has nothing to say about it. That memory grows with what arrives: a length is only a promise.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ _HEAD_BYTES: Final = 64 * 1024
 _SCATTER_FROM_BYTES: Final = 32 * 1024
 # A longer body is read into its place, if it tells its length.
 _IN_PLACE_FROM_BYTES: Final = 32 * 1024
+# By how much a body's place grows; more at once would be touched before anything has arrived for it.
+_GROWTH_BYTES: Final = 1024 * 1024
+_BLANK: Final = memoryview(bytes(_GROWTH_BYTES))
 _NO_HEADERS: Final[dict[str, str]] = {}
 _NOTHING: Final = memoryview(bytearray())
 _PEEK: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT
@@ -117,6 +120,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self._in_place_bytes and not self._missing:
+            # Only here: until `buffer_updated` has returned the transport holds the last view, and forbids resizing.
+            self._grow()
         return self._missing or self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -189,16 +195,21 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         told = self._told_headers()
         length = int(told.get("content-length", 0)) if "transfer-encoding" not in told else 0
         if self._body_bytes < length <= self._limit_bytes:
-            whole = bytearray(length)
-            whole[: self._body_bytes] = b"".join(self._parts)
-            self._parts[:] = (whole,)
-            self._missing = memoryview(whole)[self._body_bytes :]
+            self._parts[:] = (bytearray().join(self._parts),)
+            self._in_place_bytes = length
+
+    def _grow(self) -> None:
+        place = self._parts[0]
+        assert isinstance(place, bytearray)
+        place += _BLANK[: self._in_place_bytes - self._body_bytes]
+        self._missing = memoryview(place)[self._body_bytes :]
 
     def _arrived_in_place(self, size_bytes: int) -> None:
-        self._missing = self._missing[size_bytes:]
-        if not self._missing:
-            # Even of no length it would keep the body alive.
-            self._missing = _NOTHING
+        self._body_bytes += size_bytes
+        # Even of no length a view of it would keep the body alive.
+        self._missing = self._missing[size_bytes:] or _NOTHING
+        if self._body_bytes == self._in_place_bytes:
+            self._in_place_bytes = 0
             self.on_message_complete()
             # It would wait for the bytes that went past it.
             self._parser = httptools.HttpResponseParser(self)
@@ -211,7 +222,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._head_is_whole = False
         self._parts: list[bytes | bytearray] = []
         self._body_bytes: int = 0
-        # Of a body that is read in place: where the next bytes go.
+        # Of a body that is read in place: how long it will be, and where the next bytes go.
+        self._in_place_bytes = 0
         self._missing = _NOTHING
 
     def _is_sent(self) -> bool:
