@@ -31,8 +31,9 @@ Value = Any
 # As it was received: a long one was read into its place, and is not copied to become bytes.
 Body = bytes | bytearray
 
-# What pysimdjson, orjson and wrong types raise; RuntimeError is pysimdjson's for nesting that is too deep.
-UNREADABLE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError)
+# What pysimdjson, orjson and wrong types raise; RuntimeError is pysimdjson's for nesting that is too deep, and
+# OverflowError numpy's for an integer beyond 64 bits.
+UNREADABLE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OverflowError)
 
 
 def _load_plain(body: Body) -> Value:

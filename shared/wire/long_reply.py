@@ -1,17 +1,19 @@
-"""A long reply of vLLM's `/v1/completions`, read in parts: its long arrays piece by piece, the rest as one document.
+"""A long reply of vLLM's `/v1/completions`, read in parts: what is asked for piece by piece, the rest as one document.
 
-A parser that is given 20 MB at once wants four times as much memory, fresh from the kernel each time, and that costs as
-much CPU as the parsing itself. Nineteen twentieths of such a reply are five arrays in each choice. Here their elements
-are parsed some at a time, by one parser whose buffers stay small, and what is left is a small document.
+Nineteen twentieths of such a reply are five arrays in each choice, and of those nobody asks for three: they are passed
+over. The other two are parsed some elements at a time, by one parser whose buffers stay small: one that is given 20 MB
+at once wants four times as much memory, fresh from the kernel each time, and that costs as much CPU as the parsing
+itself. What is left is a small document.
 
-Nothing is taken for a reply that would not be taken for one as a whole, and nothing for another one:
+Of valid JSON nothing is made but what it says as a whole:
 
-- A key that is cut behind follows a comma or a brace. In valid JSON its first quote can then neither be escaped nor end
-  a string, so it is a key; and the document, with a plain value where the array was, is parsed, so it is valid JSON.
+- A key that is cut behind follows a comma or a brace. Its first quote can then neither be escaped nor end a string, so
+  it is a key. Where an array ends is told by a bracket with a key behind it, for the same reason.
 - Pieces that are valid arrays when put between brackets are valid as one array, with the commas that they were cut at.
-- Where an array ends is a guess by what vLLM writes after it. After a wrong guess one of the two does not hold.
+- A plain value stands in for each array in the document that is left, at the place where the array was.
 
-Whatever is not as vLLM writes it is left to who reads the whole.
+What is no JSON within an array that nobody asks for is not seen. Everything else that is not as vLLM writes it is left
+to who reads the whole.
 """
 
 from __future__ import annotations
@@ -34,11 +36,13 @@ if TYPE_CHECKING:
 
 # What a parser holds of a piece, several times its length, stays within a processor's cache.
 _PIECE_BYTES: Final = 128 * 1024
-# Stands where an array was; told by its spelling, which is nowhere else in the document.
-_MARK: Final = b'"\\u0000array %d"'
-_MARK_START: Final = b'"\\u0000array '
-_MARKED: Final = "\0array {}"
+# Stands where an array was, plus the array's number. An integer has one spelling in JSON: one that is not ours is seen.
+_FIRST_MARK: Final = 7_205_759_403_792_790_000
+_MARK_DIGITS: Final = b"720575940379279"
 _RECORD_END: Final = b']},"finish_reason":'
+_TOP: Final = b'],"top_logprobs":['
+# In what vLLM writes as `token_id:N` there is none but the array's; a text may be made of them.
+_FEW_BRACKETS: Final = 64
 _IDS: Final = b',"token_ids":['
 _PROMPT: Final = b',"prompt_token_ids":['
 
@@ -48,14 +52,11 @@ class _Span(NamedTuple):
 
     start: int
     end: int
-    cut: re.Pattern[bytes]
     read: Callable[[Value], Array] | None
 
 
 # A comma, last in the match, between two elements. Never the array's last byte: something must follow.
 _BETWEEN_NUMBERS: Final = re.compile(rb",(?=[0-9-])")
-_BETWEEN_TEXTS: Final = re.compile(rb'[^\\]",(?=")')
-_BETWEEN_ROWS: Final = re.compile(rb'[0-9]\},(?=\{")')
 
 
 def load(body: Body, choices: int, piece_bytes: int = _PIECE_BYTES) -> Value | None:
@@ -92,39 +93,48 @@ def without_prompt(body: Body, prompt: bytes) -> Body:
 
 def _load(body: Body, choices: int, reader: _Reader) -> Value:
     rest: list[bytes | memoryview] = []
-    arrays: dict[str, Array] = {}
+    arrays: dict[int, Array] = {}
     at = 0
-    for choice in range(choices):
-        for span in _spans(body, at, is_last=choice == choices - 1):
+    for _ in range(choices):
+        for span in _spans(body, at):
             array, stand_in = reader.read(span), b"null"
             if array is not None:
-                stand_in = _MARK % len(arrays)
-                arrays[_MARKED.format(len(arrays))] = array
+                mark = _FIRST_MARK + len(arrays)
+                arrays[mark], stand_in = array, b"%d" % mark
             rest += (reader.view[at : span.start - 1], stand_in)
             at = span.end + 1
     small = b"".join((*rest, reader.view[at:]))
-    if small.count(_MARK_START) != len(arrays):
-        raise ValueError("a text looks like a mark")
+    if small.count(_MARK_DIGITS) != len(arrays):
+        raise ValueError("something looks like a mark")
     return Assembled(document.load(small), arrays)
 
 
-def _spans(body: Body, at: int, *, is_last: bool) -> Iterator[_Span]:
+def _spans(body: Body, at: int) -> Iterator[_Span]:
     """Of the next choice after `at`, in vLLM's order. Raises `ValueError` when it has another one."""
     start = _after(body, b'"logprobs":{"text_offset":[', at)
     end = body.index(b"]", start)
-    yield _Span(start, end, _BETWEEN_NUMBERS, None)
+    yield _Span(start, end, None)
     start = _behind(body, b'],"token_logprobs":[', end)
     end = body.index(b"]", start)
-    yield _Span(start, end, _BETWEEN_NUMBERS, document.floats)
+    yield _Span(start, end, document.floats)
     start = _behind(body, b'],"tokens":[', end)
-    end = body.index(b'],"top_logprobs":[', start)
-    yield _Span(start, end, _BETWEEN_TEXTS, None)
-    start = _behind(body, b'],"top_logprobs":[', end)
-    # From the end it is near, and between two choices it is the first.
-    end = body.rindex(_RECORD_END, start) if is_last else body.index(_RECORD_END, start)
-    yield _Span(start, end, _BETWEEN_ROWS, None)
+    end = _end(body, _TOP, start)
+    yield _Span(start, end, None)
+    start = _behind(body, _TOP, end)
+    end = _end(body, _RECORD_END, start)
+    yield _Span(start, end, None)
     start = _after(body, _IDS, end)
-    yield _Span(start, body.index(b"]", start), _BETWEEN_NUMBERS, document.integers)
+    yield _Span(start, body.index(b"]", start), document.integers)
+
+
+def _end(body: Body, ending: bytes, start: int) -> int:
+    """Where `ending`, which begins with a bracket, is first. Brackets alone are found ten times as fast."""
+    for _ in range(_FEW_BRACKETS):
+        start = body.index(b"]", start)
+        if body.startswith(ending, start):
+            return start
+        start += 1
+    return body.index(ending, start)
 
 
 def _after(body: Body, key: bytes, at: int) -> int:
@@ -147,17 +157,15 @@ class _Reader:
         self.view = memoryview(body)
 
     def read(self, span: _Span) -> Array | None:
-        """All elements, or None when they are valid and nobody asks for them. Raises one of `UNREADABLE`."""
+        """All elements, or None when nobody asks for them. Raises one of `UNREADABLE`."""
         if span.read is None:
-            for piece in self._pieces(span):
-                self._parse(piece)
             return None
         return np.concatenate([span.read(self._parse(piece)) for piece in self._pieces(span)])
 
     def _pieces(self, span: _Span) -> Iterator[bytes]:
         """As arrays of their own; an empty one of an empty array."""
         start = span.start
-        while found := span.cut.search(self._body, min(start + self._piece_bytes, span.end), span.end):
+        while found := _BETWEEN_NUMBERS.search(self._body, min(start + self._piece_bytes, span.end), span.end):
             yield b"".join((b"[", self.view[start : found.end() - 1], b"]"))
             start = found.end()
         yield b"".join((b"[", self.view[start : span.end], b"]"))
@@ -168,7 +176,7 @@ class Assembled:
 
     __slots__ = ("_arrays", "_value")
 
-    def __init__(self, value: Value, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, value: Value, arrays: Mapping[int, Array]) -> None:
         self._value = value
         self._arrays = arrays
 
@@ -188,6 +196,6 @@ class Assembled:
         return getattr(self._value, name)
 
     def _placed(self, found: Value) -> Value:
-        if isinstance(found, str):
+        if type(found) is int:
             return self._arrays.get(found, found)
         return Assembled(found, self._arrays) if document.is_container(found) else found

@@ -72,11 +72,19 @@ class ImagesLeftOut(ReplyError):
 def with_images_expanded(spec: SampleSpec, reply: Value) -> SampleSpec:
     """`spec` with the prompt that vLLM made of its images. Raises `ReplyError` unless it took all of them."""
     places = reply.get("mm_placeholders")
-    taken = sum(map(len, document.plain(places).values())) if places is not None else 0
+    taken = _taken(document.plain(places)) if places is not None else 0
     if taken != len(spec.images):
         raise ImagesLeftOut(f"with {taken} images where {len(spec.images)} were sent; its vLLM may be too old for them")
     ids = token_ids(reply["prompt_token_ids"]).tolist()
     return replace(spec, prompt=",".join(map(str, ids)).encode(), prompt_tokens=len(ids))
+
+
+def _taken(places: dict[str, Any]) -> int:
+    """How many places are told, of all modalities together."""
+    told = [place for modality in places.values() for place in modality]
+    if not all(type(place["offset"]) is int and type(place["length"]) is int for place in told):
+        raise TypeError("a place without numbers")
+    return len(told)
 
 
 def weight_versions(choice: Value) -> tuple[str, ...]:

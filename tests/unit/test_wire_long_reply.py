@@ -100,8 +100,16 @@ def test_a_recorded_reply(piece_bytes: int) -> None:
 def test_recorded_choices() -> None:
     told = recording("20_logprobs0_both_n4")
     assert told_in_parts(long_reply.load(told.body, 4, 10)) == told_whole(told.body)
-    for other in (0, 1, 2, 3, 5):
-        assert other == 0 or long_reply.load(told.body, other, 10) is None
+    assert long_reply.load(told.body, 5, 10) is None
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3])
+def test_more_choices_than_were_asked_for_are_no_reply(asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_reply, "_LONG_BYTES", 0)
+    body, call = recording("20_logprobs0_both_n4").body, UpstreamCall(b"", asked, False)
+    found = decode_reply(call, SPEC, body)
+    assert isinstance(found, Fault)
+    assert found == decode_reply(call, SPEC, body, document.load)
 
 
 @pytest.fixture
@@ -131,22 +139,15 @@ def always_in_parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], Decode
         (b'"token_ids":[1,2]', b'"token_ids":[1,2,]'),
         (b'"token_ids":[1,2]', b'"token_ids":null'),
         (b'"token_ids":[1,2]', b'"token_ids": [1,2,3]'),
-        (b'"token_ids":[1,2]', b'"token_ids":"\\u0000array 0"'),
+        (b'"token_ids":[1,2]', b'"token_ids":7205759403792790000'),
         (b'"token_logprobs":[-0.5,', b'"token_logprobs":[null,'),
         (b'"token_logprobs":[-0.5,', b'"token_logprobs":[NaN,'),
         (b'"token_logprobs":[-0.5,', b'"token_logprobs":[-1e400,'),
         (b'"token_logprobs":[-0.5,', b'"token_logprobs":[-1e300,'),
         (b'"token_logprobs":[-0.5,', b'"token_logprobs":[-00.5,'),
         (b'"token_logprobs":[-0.5,-1.5]', b'"token_logprobs":[]'),
-        # Within what is not.
-        (b'"tokens":["a",', b'"tokens":[a,'),
-        (b'"tokens":["a",', b'"tokens":["\xff",'),
-        (b'"tokens":["a",', b'"tokens":["\n",'),
-        (b'"tokens":["a","b"]', b'"tokens":["a","b",]'),
+        # Where what is not asked for ends.
         (b'"tokens":["a","b"]', b'"tokens":["a","b"'),
-        (b'"top_logprobs":[{"a":-0.5}', b'"top_logprobs":[{"a":NaN}'),
-        (b'"top_logprobs":[{"a":-0.5}', b'"top_logprobs":[{"a"}'),
-        (b'"text_offset":[0,1]', b'"text_offset":[0,01]'),
         (b'"text_offset":[0,1]', b'"text_offset":[0,1'),
         (b'"text_offset":[0,1]', b'"text_offset":[0,1]]'),
         # Around it.
@@ -174,9 +175,28 @@ def test_what_is_wrong_has_the_same_words(
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        (b'"tokens":["a",', b'"tokens":[a,'),
+        (b'"tokens":["a",', b'"tokens":["\xff",'),
+        (b'"tokens":["a",', b'"tokens":["]]]",'),
+        (b'"top_logprobs":[{"a":-0.5}', b'"top_logprobs":[{"a":NaN}'),
+        (b'"text_offset":[0,1]', b'"text_offset":[0,01]'),
+    ],
+)
+def test_what_nobody_asks_for_is_passed_over(old: bytes, new: bytes) -> None:
+    body = two_tokens()
+    assert old in body
+    for tried in (body, body.replace(old, new)):
+        reply = long_reply.load(tried, 1)
+        assert told_in_parts(reply) == told_whole(body)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
         (b'"token_ids":[1,2]', b'"token_ids" : [ 1 , 2 ]'),
         (b'"token_logprobs":[-0.5,', b'"token_logprobs":[-5e-1 ,'),
-        (b'"id":"cmpl-1"', b'"id":"\\u0000array 0"'),
+        (b'"id":"cmpl-1"', b'"id":7205759403792790000'),
+        (b'"id":"cmpl-1"', b'"id":"\\u0000"'),
         (b'"tokens":["a",', b'"tokens":["],\\"top_logprobs\\":[",'),
         (b'"metrics":null', b'"metrics":{"token_ids":[7],"logprobs":{"text_offset":[9]}}'),
         (b'"id":"cmpl-1"', b'"id":{"logprobs":{"text_offset":[9]}}'),
@@ -191,8 +211,8 @@ def test_what_is_unusual_is_read_all_the_same(
     assert always_in_parts(body.replace(old, new)) == always_in_parts(body)
 
 
-def test_a_text_that_looks_like_a_mark_is_none() -> None:
-    assert long_reply.load(two_tokens().replace(b'"cmpl-1"', b'"\\u0000array 1"'), 1) is None
+def test_what_looks_like_a_mark_is_none() -> None:
+    assert long_reply.load(two_tokens().replace(b'"cmpl-1"', b"7205759403792790001"), 1) is None
 
 
 def test_cut_at_every_byte(always_in_parts: Callable[[bytes], Decoded | Fault]) -> None:

@@ -154,6 +154,7 @@ def test_cached_tokens_are_counted_once(load: Loader) -> None:
         (reply(choice(token_ids=None)), FaultClass.AMBIGUOUS, "token ids that are not all integers"),
         (reply(choice(token_ids=[5])), FaultClass.AMBIGUOUS, "1 token ids and 2 logprobs"),
         (reply(choice(token_ids=[5, 2**31])), FaultClass.AMBIGUOUS, "not all in 0 .. 2**31 - 1"),
+        (reply(choice(token_ids=[5, 2**63])), FaultClass.AMBIGUOUS, ""),
         (reply(choice(token_ids=[5, -1])), FaultClass.AMBIGUOUS, "not all in 0 .. 2**31 - 1"),
         (reply(choice(token_ids=[5, 1.5])), FaultClass.AMBIGUOUS, "not all integers"),
         (reply(choice(place(5, None))), FaultClass.AMBIGUOUS, "logprobs that are not all numbers"),
@@ -265,7 +266,16 @@ def test_images_that_were_left_out(load: Loader, taken: Any) -> None:
     assert "where 1 were sent" in fault.message
 
 
-@pytest.mark.parametrize("told", [{"mm_placeholders": 7}, {"mm_placeholders": places(3)}])
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"mm_placeholders": 7},
+        {"mm_placeholders": places(3)},
+        {"mm_placeholders": {"image": "x"}, "prompt_token_ids": [10, 9, 12]},
+        {"mm_placeholders": {"image": [None]}, "prompt_token_ids": [10, 9, 12]},
+        {"mm_placeholders": {"image": [{"offset": 1}]}, "prompt_token_ids": [10, 9, 12]},
+    ],
+)
 def test_images_that_are_not_told_as_vllm_tells_them(load: Loader, told: dict[str, Any]) -> None:
     assert fault_of(reply(choice(), **told), load, WITH_IMAGES).kind is FaultClass.AMBIGUOUS
 

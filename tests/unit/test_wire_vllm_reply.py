@@ -222,7 +222,7 @@ def test_choices_are_put_in_order(load: Loader) -> None:
     assert [ints(sequence.tokens) for sequence in found.sequences] == [[8], [9]]
 
 
-@pytest.mark.parametrize("token", [2**40, 2**31, -1, 1.5, 1.0, 2**64, "5", None, True, [5]])
+@pytest.mark.parametrize("token", [2**40, 2**31, -1, 1.5, 1.0, 2**63, 2**64, "5", None, True, [5]])
 def test_token_ids_never_wrap(token: Any, load: Loader) -> None:
     """D13"""
     assert fault_of(reply(choice((token, 6))), load).kind is FaultClass.AMBIGUOUS
