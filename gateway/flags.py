@@ -229,7 +229,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         q.duration_s(at_least=1.0),
         "SECONDS",
         "30",
-        "After this long without a renewal (every 5 s) the samples of a lost host are given up.",
+        "After this long without a renewal (every 5 s, or three times in it) the samples of a lost host are given up.",
     ),
     single(
         _LIMITS,

@@ -164,7 +164,13 @@ class Executor:
         if size_bytes <= _LARGE_BYTES:
             return work()
         async with self._large:
-            return await asyncio.to_thread(work)
+            worked = asyncio.ensure_future(asyncio.to_thread(work))
+            try:
+                return await asyncio.shield(worked)
+            finally:
+                if not worked.done():
+                    # Cancelled, and the thread goes on: the next must not run beside it.
+                    await asyncio.wait([worked])
 
     def _judge(self, upstream: Upstream | None, fault: Fault, budget: retry.Budget) -> retry.Decision:
         name = _FAULT_COUNTERS[fault.kind]

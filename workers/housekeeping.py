@@ -52,6 +52,8 @@ class Housekeeping:
         self._rng_unit = rng_unit
         self._owner = owner
         self._lease_s = settings.lease_s
+        # One that fails, or comes late, must not end the lease.
+        self._renew_every_s = min(RENEW_EVERY_S, settings.lease_s / 3)
         self._session_timeout_ms = round(settings.session_timeout_s * 1000)
         self._undelivered_ttl_s = settings.undelivered_ttl_s
         self._troubled: set[str] = set()
@@ -81,7 +83,7 @@ class Housekeeping:
         while True:
             tended = await self._try("store", self.tend_store)
             # What was kept for a store that is away is wanted there as soon as it is back.
-            await _wait(self._hurry, RENEW_EVERY_S if tended and not self._roll.awaited else RETRY_EVERY_S)
+            await _wait(self._hurry, self._renew_every_s if tended and not self._roll.awaited else RETRY_EVERY_S)
             self._hurry.clear()
 
     def hurry(self) -> None:

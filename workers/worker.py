@@ -270,11 +270,11 @@ class Worker:
             while True:
                 waiting = {next_order} if idle.done() else {next_order, idle}
                 done, _ = await asyncio.wait(waiting, timeout=order.deadline_s, return_when=asyncio.FIRST_COMPLETED)
-                if not done or (idle.done() and (next_order.done() or not self._keeps_results(order))):
+                if not done or (idle.done() and not self._keeps_results(order)):
                     return
                 if next_order.done():
                     again = next_order.result()
-                    if again is None:
+                    if again is None or (idle.done() and isinstance(again, channel.Drain)):
                         return
                     if isinstance(again, channel.Drain):
                         order = again

@@ -22,6 +22,7 @@ from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
 from shared.counters import Counters
 from shared.log import JsonFormatter
 from shared.wire import proto, vllm
+from tests.waiting import DEADLINE_S
 from tests.worker_bench import OWNER, TARGET, session, spec
 from workers.execution import Executor
 from workers.models import Catalogue, Target
@@ -44,6 +45,7 @@ RESET = classify_break(BreakKind.RESET_BEFORE_STATUS, "http://a")
 CUT = classify_break(BreakKind.BODY_CUT, "http://a")
 MISSING = Fault(FaultClass.NEVER_EXECUTED, "adapter tinker://r/c: no files", Category.USER, wait_s=60.0)
 ADAPTER = Adapter("tinker://r/c", "r--c", "/adapters/r/c")
+LARGE_BYTES = 2**30
 ABORTED = Fault(FaultClass.ABORTED, "aborted after 3 tokens")
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -527,3 +529,29 @@ async def test_other_refusals_of_generations_are_final(
     await bench.pool.protocols.learn(bench.pool.choose("tiny"))
     assert (await bench.execute(spec(params=params)))[0] is State.FAILED
     assert bench.forwarder.paths == [GENERATE]
+
+
+async def test_a_large_one_that_is_cancelled_ends_before_the_next_begins() -> None:
+    """A thread cannot be interrupted, and each holds a body."""
+    executor = Bench().executor
+    begun, goes_on, at_once, most = threading.Event(), threading.Event(), [0], [0]
+
+    def work() -> None:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        begun.set()
+        assert goes_on.wait(DEADLINE_S)
+        at_once[0] -= 1
+
+    first = asyncio.create_task(executor._aside(work, LARGE_BYTES))
+    await asyncio.to_thread(begun.wait, DEADLINE_S)
+    first.cancel()
+    second = asyncio.create_task(executor._aside(work, LARGE_BYTES))
+    begun.clear()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not begun.is_set()
+    goes_on.set()
+    await second
+    assert first.cancelled()
+    assert most == [1]

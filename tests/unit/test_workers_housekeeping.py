@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from shared.core.lifecycle import State
@@ -26,6 +27,13 @@ async def bench() -> Bench:
 
 
 # -- messages and sessions -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("lease_s", "every_s"), [(30.0, 5.0), (15.0, 5.0), (3.0, 1.0)])
+async def test_a_lease_outlasts_a_renewal_that_fails(bench: Bench, lease_s: float, every_s: float) -> None:
+    settings = msgspec.structs.replace(bench.settings, lease_s=lease_s)
+    made = module.Housekeeping(bench.housekeeping._deps, OWNER, settings)
+    assert made._renew_every_s == every_s
 
 
 async def test_messages_that_were_left_are_obeyed(bench: Bench) -> None:
