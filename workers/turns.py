@@ -41,7 +41,11 @@ class Turns:
             return
         waiter = self._loop.create_future()
         self._waiting.add(party, waiter)
-        await waiter
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self._waiting.discard(party, waiter)
+            raise
 
     def _renew(self) -> None:
         """A new turn, for those who wait. Who was cancelled meanwhile takes no room."""

@@ -41,6 +41,24 @@ def test_who_comes_back_waits_for_the_others_once() -> None:
     assert emptied(line) == ["b2", "a3"]
 
 
+def test_who_gives_up_costs_its_party_no_turn() -> None:
+    line = line_of("a1 a2 a3 b1 b2 b3")
+    for gone in ("a1", "a2", "a4"):
+        line.discard(b"a", gone)
+    line.discard(b"c", "c1")
+    assert emptied(line) == ["a3", "b1", "b2", "b3"]
+
+
+def test_a_party_of_which_all_have_given_up_is_forgotten() -> None:
+    line = line_of("a1 a2 b1")
+    line.discard(b"a", "a1")
+    line.discard(b"a", "a2")
+    assert len(line) == 1
+    line.add(b"a", "a3")
+    assert emptied(line) == ["b1", "a3"]
+    assert not line
+
+
 def test_nobody_is_there() -> None:
     line: FairLine[str] = FairLine()
     assert not line

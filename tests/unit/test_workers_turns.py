@@ -77,6 +77,19 @@ async def test_who_is_cancelled_takes_no_room_and_holds_up_nobody() -> None:
     assert len(turns) == 0
 
 
+async def test_who_was_cancelled_costs_its_key_no_turn() -> None:
+    turns = Turns(1)
+    await turns.take()
+    gone, key, other = (Crowd(count, turns, party) for count, party in ((50, b"A"), (1, b"A"), (20, b"B")))
+    await turn()
+    for task in gone.tasks:
+        task.cancel()
+    await asyncio.gather(*gone.tasks, *key.tasks, return_exceptions=True)
+    assert len(other.done) <= 3
+    await asyncio.gather(*other.tasks)
+    assert len(turns) == 0
+
+
 async def test_it_rests_when_there_is_nothing_to_do() -> None:
     """No callback keeps the loop awake after the last one."""
     turns = Turns(PER_TURN)

@@ -141,6 +141,7 @@ class UpstreamClient:
             try:
                 connection = await waiter
             except asyncio.CancelledError:
+                pool.waiting.discard(party, waiter)
                 if waiter.done() and not waiter.cancelled():
                     # It was given in the turn in which we were cancelled: somebody else waits for it.
                     self._refuse(pool, waiter.result())

@@ -263,6 +263,44 @@ async def test_keys_take_turns_at_a_connection_that_all_wait_for() -> None:
     client.close()
 
 
+async def test_who_gave_up_waiting_is_forgotten_and_costs_its_key_no_turn() -> None:
+    client = make_client(Settings(max_connections=1), None)
+    hold, served = asyncio.Event(), []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(1 + 20 + 3):
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(2)
+            served.append(head.partition(b"Host: ")[2].partition(b"\r\n")[0].decode())
+            await hold.wait()
+            writer.write(OK)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        origin = Origin(tls=False, host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+
+        def send(key: str, count: int) -> list[asyncio.Task[Reply]]:
+            head = HEAD.replace(b"Host: a", f"Host: {key}".encode())
+            exchanges = [Exchange(party=key.encode()) for _ in range(count)]
+            return [asyncio.create_task(client.send(origin, head, b"{}", exchange)) for exchange in exchanges]
+
+        tasks = send("A", 1)
+        await until(lambda: len(served) == 1)
+        gone = send("A", 1_000)
+        tasks += send("B", 20)
+        await until(lambda: "1020 waiting" in repr(client))
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        assert "20 waiting" in repr(client)
+        tasks += send("A", 3)
+        await until(lambda: "23 waiting" in repr(client))
+        hold.set()
+        await asyncio.gather(*tasks)
+    assert served[1:7] == ["B", "A"] * 3
+    client.close()
+
+
 @pytest.mark.parametrize("limits", [{"limit": 2}, {"limit_per_origin": 2}])
 async def test_places_are_kept_through_every_way_of_ending(limits: dict[str, int]) -> None:
     """Cut, cancelled while waiting, cancelled while running, refused: after all of it both places are free again."""
