@@ -20,6 +20,7 @@ import sys
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import aiohttp
 from rich.console import Console
@@ -45,8 +46,9 @@ BYTES_RESERVED_EACH = 32 * 1024
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    os.environ.update(limits(options))
-    return asyncio.run(hold_and_release(options))
+    # Where the gateway, a child of ours, reads its flags.
+    with patch.dict(os.environ, limits(options)):
+        return asyncio.run(hold_and_release(options))
 
 
 def limits(options: argparse.Namespace) -> dict[str, str]:

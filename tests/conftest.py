@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
 # Hypothesis' own deadline of 0.2 s is missed by any example while a busy machine runs something else.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+
+@pytest.fixture(autouse=True)
+def environment_is_left_as_it_was() -> Generator[None]:
+    """What one test leaves there is a flag of every gateway that a later one starts."""
+    before = dict(os.environ)
+    yield
+    names = {name for name in before.keys() | os.environ.keys() if not name.startswith("PYTEST_")}
+    assert {name: os.environ.get(name) for name in names} == {name: before.get(name) for name in names}
 
 
 @pytest.hookimpl(tryfirst=True)

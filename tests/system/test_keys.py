@@ -142,7 +142,10 @@ def test_a_revoked_key_is_out_on_every_worker_and_what_it_ran_is_ended(stack: St
 def test_operators_see_who_asks_for_how_much(stack: Stack, keys: KeysFile) -> None:
     """By name, on the workers' own word, in the status, the metrics and at the terminal; and never the key itself."""
     eve = keys.add("eve", "--max-in-flight", "2")
+    before = pids(stack)
     assert call("POST", f"{stack.gateway.admin_url}/reload").status == 202
+    # What runs on a worker that is being replaced is not in the figures.
+    rolled(stack, before)
     with closing(connect_to(stack.gateway, 0, eve)) as connection:
         eventually(lambda: not refused(connection), "to be let in")
         client = Client(connection, stack.model)
