@@ -102,8 +102,16 @@ def test_admin_port_is_not_published() -> None:
 
 
 def test_only_this_machine_can_connect_by_default() -> None:
-    ports = [port for service in services().values() for port in service.get("ports", ())]
-    assert all(port.startswith("${PUBLISH_ADDRESS:-127.0.0.1}:") for port in ports)
+    assert [port for service in services().values() for port in service.get("ports", ())]
+    for name, service in services().items():
+        address = "${PUBLISH_ADDRESS:-127.0.0.1}:" if name == "gateway" else "127.0.0.1:"
+        assert all(port.startswith(address) for port in service.get("ports", ())), name
+
+
+def test_a_password_is_required_and_is_none_that_everybody_knows() -> None:
+    named = set(re.findall(r"(?<!\$)\$\{(\w*PASSWORD)([^}]{0,2})", COMPOSE.read_text(encoding="utf-8")))
+    assert named == {("REDIS_PASSWORD", ":?"), ("GRAFANA_PASSWORD", ":?")}
+    assert services()["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"].startswith("${GRAFANA_PASSWORD:?")
 
 
 def test_callers_need_a_key() -> None:
@@ -165,8 +173,8 @@ def composer() -> tuple[str, ...]:
     pytest.skip("docker compose is not installed")
 
 
-def rendered(composer: tuple[str, ...], path: Path, profile: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "REDIS_PASSWORD": "secret"}
+def rendered(composer: tuple[str, ...], path: Path, profile: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "REDIS_PASSWORD": "secret", "GRAFANA_PASSWORD": "secret", **environ}
     arguments = [*composer, "--file", str(path), "--profile", profile, "config"]
     return subprocess.run(arguments, capture_output=True, text=True, env=environ, timeout=DEADLINE_S, check=False)
 
@@ -182,6 +190,14 @@ def test_docker_accepts_the_compose_file(composer: tuple[str, ...], profile: str
     read = yaml.safe_load(found.stdout)["services"]
     assert {"gateway", "redis"} | added <= set(read)
     assert read["gateway"]["environment"]["GATEWAY_REDIS_URL"] == "redis://:secret@redis:6379/0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("password", ["REDIS_PASSWORD", "GRAFANA_PASSWORD"])
+def test_docker_starts_nothing_without_a_password(composer: tuple[str, ...], password: str) -> None:
+    found = rendered(composer, COMPOSE, "monitoring", **{password: ""})
+    assert found.returncode != 0
+    assert password in found.stderr
 
 
 @pytest.mark.slow
