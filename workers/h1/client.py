@@ -6,12 +6,14 @@ connector's factory.
 
 A connection counts against the limits from before it is opened until it has ended. Who finds no room waits, for each
 origin in a line of its own, in which keys take turns; a connection that becomes free goes to whoever waits before it
-becomes idle.
+becomes idle. Where the limit on all connections is what keeps an origin waiting, another closes an idle one for it, or
+one of its share; a place that is free goes to origins in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -67,8 +69,11 @@ class UpstreamClient:
         self._largest_reply_bytes = largest_reply_bytes
         self._loop = asyncio.get_running_loop()
         self._scratch = memoryview(bytearray(_READ_BYTES))
-        self._pools: dict[Origin, _Pool] = {}
+        # In the order of their next turns at a place that the limit on all connections leaves.
+        self._pools: OrderedDict[Origin, _Pool] = OrderedDict()
         self._open = 0
+        # Of these, how many were closed for another origin and have not ended yet.
+        self._making_room: set[UpstreamConnection] = set()
         self._connections: set[UpstreamConnection] = set()
         self._reading: Watchlist[UpstreamConnection] = Watchlist(read_timeout_s)
         self._sweep_s = min(_SWEEP_AT_MOST_S, min(keep_alive_s, read_timeout_s) / _SWEEPS_PER_DEADLINE)
@@ -138,6 +143,7 @@ class UpstreamClient:
         while True:
             waiter: asyncio.Future[UpstreamConnection | None] = self._loop.create_future()
             pool.waiting.add(party, waiter)
+            self._close_idle()
             try:
                 connection = await waiter
             except asyncio.CancelledError:
@@ -164,6 +170,8 @@ class UpstreamClient:
         if not connection.is_reusable:
             # Its place is free when it has ended: `_lost`.
             connection.abort()
+        elif self._owes_place(pool):
+            self._make_room(pool, connection)
         elif (waiter := _first(pool.waiting)) is not None:
             waiter.set_result(connection)
         else:
@@ -173,21 +181,60 @@ class UpstreamClient:
     def _lost(self, pool: _Pool, connection: UpstreamConnection) -> None:
         if connection in self._connections:
             self._connections.remove(connection)
+            self._making_room.discard(connection)
             pool.idle.pop(connection, None)
             self._freed(pool)
 
     def _freed(self, pool: _Pool) -> None:
         """A place for a connection is free: for who waits for this origin, or for another where that was all."""
         self._count(pool, -1)
-        for other in (pool, *self._pools.values()):
+        for other in self._pools.values() if self._limit else (pool,):
             if self._has_room(other) and (waiter := _first(other.waiting)) is not None:
                 self._count(other, 1)
                 waiter.set_result(None)
+                self._pools.move_to_end(other.origin)
+                # Who waited for the limit of its origin may wait for the other one now.
+                self._close_idle()
                 return
 
     def _has_room(self, pool: _Pool) -> bool:
-        in_all = not self._limit or self._open < self._limit
-        return in_all and (not self._limit_per_origin or pool.open < self._limit_per_origin)
+        return (not self._limit or self._open < self._limit) and self._own_room(pool) > 0
+
+    def _own_room(self, pool: _Pool) -> int:
+        """By the limit of its origin alone."""
+        return self._limit_per_origin - pool.open if self._limit_per_origin else 1 + len(pool.waiting)
+
+    # -- between origins, where the limit on all connections is reached
+
+    def _close_idle(self) -> None:
+        """The oldest, if another origin waits for nothing but its place."""
+        if not self._limit or self._open < self._limit:
+            return
+        resting = [pool for pool in self._pools.values() if pool.idle]
+        oldest = min(resting, key=lambda pool: next(iter(pool.idle.values())), default=None)
+        if oldest is not None and self._owes_place(oldest):
+            self._make_room(oldest, next(iter(oldest.idle)))
+
+    def _owes_place(self, pool: _Pool) -> bool:
+        """Whether others wait for more places than are coming free, and `pool` has more than its share of them.
+
+        Without a queue of its own it needs none. With one it owes as many as make both even, and one to who has none.
+        """
+        if not self._limit or self._open < self._limit:
+            return False
+        owed = 0
+        for other in self._pools.values():
+            if other is not pool and other.waiting:
+                wanted = min(len(other.waiting), self._own_room(other))
+                share = max(int(not other.open), (pool.open - other.open) // 2) if pool.waiting else wanted
+                owed += max(0, min(wanted, share))
+        return owed > len(self._making_room)
+
+    def _make_room(self, pool: _Pool, connection: UpstreamConnection) -> None:
+        pool.idle.pop(connection, None)
+        self._making_room.add(connection)
+        self._pools.move_to_end(pool.origin)
+        connection.abort()
 
     def _count(self, pool: _Pool, change: int) -> None:
         pool.open += change

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -299,6 +299,87 @@ async def test_who_gave_up_waiting_is_forgotten_and_costs_its_key_no_turn() -> N
         await asyncio.gather(*tasks)
     assert served[1:7] == ["B", "A"] * 3
     client.close()
+
+
+class Echo:
+    """Answers whatever it is asked, and notes its name in `served`, which it shares with others; `hold` stops it."""
+
+    def __init__(self, name: str, served: list[str], hold: asyncio.Event) -> None:
+        self._name, self._served, self._hold = name, served, hold
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(2)
+                self._served.append(self._name)
+                await self._hold.wait()
+                writer.write(OK)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def echoes(*names: str) -> AsyncIterator[tuple[list[Echo], list[Origin], list[str], asyncio.Event]]:
+    served: list[str] = []
+    hold = asyncio.Event()
+    made = [Echo(name, served, hold) for name in names]
+    async with AsyncExitStack() as stack:
+        servers = [
+            await stack.enter_async_context(await asyncio.start_server(echo.serve, "127.0.0.1", 0)) for echo in made
+        ]
+        ports = [server.sockets[0].getsockname()[1] for server in servers]
+        yield made, [Origin(tls=False, host="127.0.0.1", port=port) for port in ports], served, hold
+
+
+def sends(client: UpstreamClient, origin: Origin, count: int) -> list[asyncio.Task[Reply]]:
+    return [asyncio.create_task(client.send(origin, HEAD, b"{}", Exchange())) for _ in range(count)]
+
+
+async def test_idle_connections_to_one_upstream_make_room_for_another() -> None:
+    """The oldest, one for each that waits; no more are closed than are needed."""
+    client = make_client(Settings(max_connections=3), None)
+    async with echoes("x", "y") as ((x, y), (to_x, to_y), _, hold):
+        hold.set()
+        await asyncio.gather(*sends(client, to_x, 3))
+        assert "3 open, 3 idle" in repr(client)
+        await asyncio.gather(*sends(client, to_y, 1))
+        assert "3 open, 3 idle, 0 waiting" in repr(client)
+        await asyncio.gather(*sends(client, to_x, 2))
+        assert (x.connections, y.connections) == (3, 1)
+        client.close()
+
+
+async def test_an_upstream_that_none_is_connected_to_waits_for_one_of_anothers_queue_and_not_for_all() -> None:
+    client = make_client(Settings(max_connections=1), None)
+    async with echoes("x", "y", "z") as (_, (to_x, to_y, to_z), served, hold):
+        tasks = sends(client, to_x, 1)
+        await until(lambda: len(served) == 1)
+        for origin, count in ((to_x, 20), (to_y, 1), (to_z, 2)):
+            tasks += sends(client, origin, count)
+        await until(lambda: "23 waiting" in repr(client))
+        hold.set()
+        await asyncio.gather(*tasks)
+        assert served == [*"xyzxz", *"x" * 19]
+        client.close()
+
+
+async def test_upstreams_with_queues_come_to_even_shares_and_then_keep_their_connections() -> None:
+    client = make_client(Settings(max_connections=8), None)
+    async with echoes("x", "y") as ((x, y), (to_x, to_y), served, hold):
+        tasks = sends(client, to_x, 8)
+        await until(lambda: len(served) == 8)
+        tasks += sends(client, to_x, 100) + sends(client, to_y, 100)
+        await until(lambda: "200 waiting" in repr(client))
+        hold.set()
+        await asyncio.gather(*tasks)
+        assert set(served[:16]) == {"x", "y"}
+        assert x.connections + y.connections < 24
+        client.close()
 
 
 @pytest.mark.parametrize("limits", [{"limit": 2}, {"limit_per_origin": 2}])
