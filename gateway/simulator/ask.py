@@ -116,6 +116,8 @@ def _model(name: Any, served: Served) -> str:
 
 
 def _prompt(value: Any, max_model_len: int) -> NDArray[np.int32]:
+    if isinstance(value, str):
+        value = oracle.tokens_of(value)
     if not _all_integers(value):
         raise _invalid(
             "body.prompt", "'type': 'list_type', 'loc': 'body.prompt', 'msg': 'Input should be a valid list'"

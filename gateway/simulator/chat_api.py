@@ -48,7 +48,7 @@ def prompt_of(messages: Any) -> list[int]:
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
     except (KeyError, TypeError) as error:
         raise Refused(400, f"a message has no {error}", "Bad Request", "body.messages") from None
-    return list(text.encode())
+    return oracle.tokens_of(text)
 
 
 def wants_stream(document: Any) -> bool:
@@ -92,19 +92,26 @@ def _choice(ask: Ask, index: int, choice: Choice) -> dict[str, Any]:
     return {
         "index": index,
         "message": {"role": "assistant", "content": completions.text(choice), "tool_calls": []},
-        "logprobs": {"content": _content(ids, choice)} if ask.logprobs is not None else None,
+        "logprobs": {"content": _content(ask, ids, choice)} if ask.logprobs is not None else None,
         "token_ids": ids if ask.return_token_ids else None,
         **_ending(choice),
     }
 
 
-def _content(ids: Sequence[int], choice: Choice) -> list[dict[str, Any]]:
-    """Without alternatives: nobody here asks for them."""
-    texts = [oracle.text_of(token) for token in ids]
-    return [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, logprob in zip(texts, choice.logprobs.tolist(), strict=True)
-    ]
+def _content(ask: Ask, ids: Sequence[int], choice: Choice) -> list[dict[str, Any]]:
+    """As many alternatives as were asked for; the sampled token is the first of them, which is vLLM's way."""
+    values = choice.logprobs.tolist()
+    content = []
+    for token, value, ranked in zip(ids, values, completions.ranked(ask, choice, ids, values), strict=True):
+        # An entry of its own for each token: the sampled one is among the best where it is likely.
+        top = list({token: value, **dict(ranked)}.items())[: ask.logprobs or 0]
+        content.append({**_entry(token, value), "top_logprobs": [_entry(*pair) for pair in top]})
+    return content
+
+
+def _entry(token: int, logprob: float) -> dict[str, Any]:
+    text = oracle.text_of(token)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def _ending(choice: Choice) -> dict[str, Any]:

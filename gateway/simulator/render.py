@@ -11,7 +11,7 @@ import orjson
 from gateway.simulator import tokens as oracle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gateway.simulator.ask import Ask, Served
     from gateway.simulator.completion import Choice
@@ -109,15 +109,22 @@ def _top(ask: Ask, choice: Choice, ids: list[int], values: list[float], names: l
     """The sampled token first, then ranks 1..k; as text keys, equal texts collapse, which is vLLM's way."""
     if not ask.logprobs:
         return [{name: value} for name, value in zip(names, values, strict=True)]
-    others, theirs = oracle.alternatives(ask.model, ask.prompt, choice.seed, len(ids), ask.logprobs)
-    theirs = oracle.reported(theirs, ask.temperature) if choice.scaled else theirs
     rows = []
-    for place, (token, value, name) in enumerate(zip(ids, values, names, strict=True)):
+    for value, name, best in zip(values, names, ranked(ask, choice, ids, values), strict=True):
         row = {name: value}
-        for other, logprob in oracle.best(token, value, others[place], theirs[place], ask.logprobs):
+        for other, logprob in best:
             row.setdefault(f"token_id:{other}" if ask.tokens_as_ids else oracle.text_of(other), logprob)
         rows.append(row)
     return rows
+
+
+def ranked(ask: Ask, choice: Choice, ids: Sequence[int], values: Sequence[float]) -> Iterator[list[tuple[int, float]]]:
+    """At each position the best tokens, with their logprobs, as many as were asked for."""
+    k = ask.logprobs or 0
+    others, theirs = oracle.alternatives(ask.model, ask.prompt, choice.seed, len(ids), k)
+    theirs = oracle.reported(theirs, ask.temperature) if choice.scaled else theirs
+    for place, (token, value) in enumerate(zip(ids, values, strict=True)):
+        yield oracle.best(token, value, others[place], theirs[place], k)
 
 
 def prompt_logprobs(ask: Ask) -> list[dict[str, Any] | None]:

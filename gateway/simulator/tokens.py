@@ -204,5 +204,10 @@ def expanded(prompt: Sequence[int], images: Sequence[bytes]) -> tuple[list[int],
     return tokens, places
 
 
+def tokens_of(text: str) -> list[int]:
+    """A token for each byte: no real tokenizer is meant by that."""
+    return list(text.encode("utf-8", "replace"))
+
+
 def text_of(token: int) -> str:
     return f" t{token}"

@@ -99,7 +99,8 @@ def test_logprobs_may_be_a_number_or_a_truth(value: Any, logprobs: int | None) -
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"prompt": "text"}, "body.prompt"),
+        ({"prompt": ""}, None),
+        ({"prompt": ["text"]}, "body.prompt"),
         ({"prompt": [1.5]}, "body.prompt"),
         ({"prompt": [True]}, "body.prompt"),
         ({"prompt": [[1], [2]]}, "body.prompt"),
@@ -120,6 +121,16 @@ def test_logprobs_may_be_a_number_or_a_truth(value: Any, logprobs: int | None) -
 )
 def test_wrong_types_and_values_are_refused_by_name(changes: dict[str, Any], param: str | None) -> None:
     assert refusal(**changes)["param"] == param
+
+
+@pytest.mark.parametrize("text", ["hello", "é 1.50"])
+def test_a_text_is_a_token_for_each_byte(text: str) -> None:
+    assert ask_for(prompt=text).prompt.tolist() == list(text.encode())
+
+
+def test_half_a_surrogate_pair_is_a_token_too() -> None:
+    body = parse(b'{"model": "tiny", "prompt": "a\\ud800"}')
+    assert read_ask(body, SERVED).prompt.tolist() == list(b"a?")
 
 
 def test_a_body_that_is_no_object_is_refused() -> None:

@@ -34,6 +34,21 @@ def test_the_whole_reply() -> None:
     assert reply["usage"]["completion_tokens"] == 8
 
 
+@pytest.mark.parametrize("k", [0, 1, 2, 20])
+def test_as_many_alternatives_as_were_asked_for(k: int) -> None:
+    ask = chat_api.read(asked(logprobs=True, top_logprobs=k), SERVED)
+    reply = orjson.loads(chat_api.render(ask, completion.generate(ask, 0), "r", 5))
+    content = reply["choices"][0]["logprobs"]["content"]
+    others, _ = oracle.alternatives("sim/tiny", PROMPT, 7, 4, max(k, 1))
+    assert len(content) == 4
+    for place, entry in enumerate(content):
+        top = entry.pop("top_logprobs")
+        assert len(top) == len({other["token"] for other in top}) == k
+        assert top[:1] == [entry][:k]
+        known = {entry["token"], *map(oracle.text_of, others[place].tolist())}
+        assert {other["token"] for other in top} <= known
+
+
 def test_a_stream_says_what_the_whole_reply_says() -> None:
     ask = chat_api.read(asked(n=2), SERVED)
     choices = completion.generate(ask, 0)
