@@ -5,8 +5,8 @@ first sampled, and again into one that lost it (a restart). Without, somebody el
 Either way a sample goes only to an upstream that lists its adapter.
 
 An adapter belongs to one base model. Which, an upstream tells that has the adapter, or whoever binds it; as soon as
-that is known, only upstreams that serve the base model are asked to load it. Until then all are, and refusals of some
-of them are nobody's trouble.
+that is known, only upstreams that serve the base model are asked to load it (`adapter_bases.py`). Until then all are,
+one after the other where they serve different models, and refusals of some of them are nobody's trouble.
 
 What is loading is shared: however many samples wait, there is one task per adapter and upstream here, and one worker at
 a time that asks (`adapter_loading.py`).
@@ -43,8 +43,6 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 10.0
 # A refusal is remembered for its pause; a client that makes names up must not fill the memory with them.
 _REFUSALS_MAX: Final = 10_000
-# Of adapters, the base models that are remembered; an adapter that was lost everywhere is loaded where it was.
-_BASES_MAX: Final = 10_000
 # How long binding an adapter waits for files that are not there yet, and for all of it: below the SDK's 60 s.
 _BIND_RETRIES_S: Final = 5.0
 _BIND_WAIT_S: Final = 45.0
@@ -77,8 +75,6 @@ class Adapters:
         self._loading: dict[Place, asyncio.Task[None]] = {}
         self._refusals: dict[Place, _Refusal] = {}
         self._lost: set[Place] = set()
-        # Name of an adapter -> the upstreams' name of its base model.
-        self._bases: dict[str, str] = {}
 
     # -- for the routes
 
@@ -91,10 +87,10 @@ class Adapters:
         if model.model_path is not None:
             adapter = self._pool.catalogue.adapter(model.model_path)
             if base_model is not None:
-                self._remember(adapter, self._pool.catalogue.upstream_name(base_model))
+                self._pool.bases.tell(adapter.name, self._pool.catalogue.upstream_name(base_model))
             if adapter.directory is not None:
                 await self._bring_in_time(adapter)
-        return await self._pool.resolve(model)
+        return self._of_its_base(await self._pool.resolve(model))
 
     async def target(self, model: ModelRef) -> Target:
         """Where samples of a session that was bound before go. Its adapter may be gone: its samples wait for it.
@@ -105,9 +101,14 @@ class Adapters:
             return await self._pool.resolve(model)
         catalogue = self._pool.catalogue
         try:
-            return catalogue.resolve(model)
+            target = catalogue.resolve(model)
         except NotFound:
-            return catalogue.awaited(catalogue.adapter(model.model_path))
+            target = catalogue.awaited(catalogue.adapter(model.model_path))
+        return self._of_its_base(target)
+
+    def _of_its_base(self, target: Target) -> Target:
+        base = self._pool.bases.of(target.adapter.name) if target.adapter is not None else None
+        return self._pool.catalogue.of_base(target, base) if base is not None else target
 
     async def _bring_in_time(self, adapter: Adapter) -> None:
         try:
@@ -134,7 +135,7 @@ class Adapters:
         fitting = [upstream for upstream in self._pool.awake() if self._fits(adapter, upstream)]
         missing = [upstream for upstream in fitting if not self._pool.has(adapter.name, upstream)]
         if missing and adapter.directory is not None:
-            for upstream in missing:
+            for upstream in self._to_ask(adapter, missing):
                 self._begin(adapter, upstream)
         return len(missing) < len(fitting)
 
@@ -178,38 +179,49 @@ class Adapters:
 
     def _fits(self, adapter: Adapter, upstream: Upstream) -> bool:
         """Whether it has the adapter, or may be asked for it: it serves its base model, or one of them is unknown."""
-        base = self._base_of(adapter)
-        return base is None or self._pool.has(adapter.name, upstream) or self._pool.may_serve(base, upstream)
+        if self._pool.has(adapter.name, upstream):
+            return self._pool.bases.are_met(adapter.name, upstream)
+        base = self._pool.bases.of(adapter.name)
+        return base is None or self._pool.may_serve(base, upstream)
 
-    def _base_of(self, adapter: Adapter) -> str | None:
-        told = self._pool.catalogue.parent(adapter)
-        if told is not None:
-            self._remember(adapter, told)
-        base = self._bases.get(adapter.name)
-        return base if base is not None and self._pool.is_listed(base) else None
+    def _is_open(self, adapter: Adapter) -> bool:
+        """Whether nobody knows which of several base models it belongs to."""
+        return self._pool.bases.of(adapter.name) is None and self._pool.bases_differ
 
-    def _remember(self, adapter: Adapter, base: str) -> None:
-        """A name that no upstream lists says nothing: vLLM lists a model by `--served-model-name`."""
-        if not self._pool.is_listed(base):
-            return
-        self._bases[adapter.name] = base
-        if len(self._bases) > _BASES_MAX:
-            del self._bases[next(iter(self._bases))]
+    def _to_ask(self, adapter: Adapter, missing: list[Upstream]) -> list[Upstream]:
+        """One after the other, as long as any may be wrong: whoever takes it first decides."""
+        if not self._is_open(adapter):
+            return missing
+        if any(name == adapter.name for name, _ in self._loading):
+            return []
+        chosen = min(missing, key=lambda upstream: self._times_refused(adapter, upstream))
+        # Once all have refused it they rest together: the pause of the first may be over before the last was asked, and
+        # whoever waits for the last would wait for ever.
+        is_new = self._times_refused(adapter, chosen) == 0
+        return [chosen] if is_new or all(self._may_begin(adapter, upstream) for upstream in missing) else []
+
+    def _times_refused(self, adapter: Adapter, upstream: Upstream) -> int:
+        refusal = self._refusals.get((adapter.name, upstream))
+        return refusal.times if refusal is not None else 0
 
     async def _still_fits(self, adapter: Adapter, upstream: Upstream) -> bool:
         """The same, of an adapter that another worker may have loaded meanwhile, and so found out where it belongs."""
-        if self._base_of(adapter) is None and self._pool.bases_differ:
+        if self._is_open(adapter):
             await self._pool.look_again()
+            if self._is_open(adapter):
+                return not self._pool.is_listed(adapter.name, beside=upstream)
         return self._fits(adapter, upstream)
 
     # -- loading
 
-    def _begin(self, adapter: Adapter, upstream: Upstream) -> None:
-        place = (adapter.name, upstream)
-        refusal = self._refusals.get(place)
+    def _may_begin(self, adapter: Adapter, upstream: Upstream) -> bool:
+        refusal = self._refusals.get((adapter.name, upstream))
         paused = refusal is not None and self._clock.monotonic_s() < refusal.until_s
-        if place not in self._loading and not paused:
-            self._loading[place] = asyncio.create_task(self._load(adapter, upstream))
+        return (adapter.name, upstream) not in self._loading and not paused
+
+    def _begin(self, adapter: Adapter, upstream: Upstream) -> None:
+        if self._may_begin(adapter, upstream):
+            self._loading[adapter.name, upstream] = asyncio.create_task(self._load(adapter, upstream))
 
     async def _load(self, adapter: Adapter, upstream: Upstream) -> None:
         place = (adapter.name, upstream)

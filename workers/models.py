@@ -7,7 +7,7 @@ leave the length to it. A `tinker://` path becomes an upstream name by the `--lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -130,10 +130,9 @@ class Catalogue:
             raise NotFound(f"there is no {path!r}; sampler weights are tinker://RUN/sampler_weights/CHECKPOINT")
         return adapter
 
-    def parent(self, adapter: Adapter) -> str | None:
-        """The upstreams' name of the model that an adapter belongs to, as far as one of them has told."""
-        served = self._served.get(adapter.name)
-        return served.parent if served is not None else None
+    def of_base(self, target: Target, base: str) -> Target:
+        """An adapter's target, where it is known to belong to `base` (an upstream's name)."""
+        return replace(target, base_model=self._offered_name(base), context_tokens=self._context_of(base))
 
     def upstream_name(self, base_model: str) -> str:
         """What the upstreams call a model that clients call `base_model`."""

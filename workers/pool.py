@@ -13,6 +13,7 @@ from shared.core.faults import BreakKind, Fault
 from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
 from shared.wire.vllm import beyond_completions
 from workers import upstreams as rules
+from workers.adapter_bases import AdapterBases
 from workers.models import Served, decode_listing
 from workers.protocols import Protocols
 from workers.upstream_news import UpstreamNews
@@ -60,6 +61,7 @@ class UpstreamPool:
         self._news = UpstreamNews()
         self._served: dict[Upstream, list[Served]] = {}
         self._serving: dict[str, list[Upstream]] = {}
+        self.bases = AdapterBases()
 
     def choose(
         self, model_name: str, avoid: Upstream | None = None, session_key: str = "", *, generates: bool = False
@@ -69,7 +71,7 @@ class UpstreamPool:
         `session_key`: what should meet one upstream as often as possible, for its prefix cache. `generates`: it is for
         one with /inference/v1/generate, if there is any.
         """
-        serving = self._serving.get(model_name, self._upstreams)
+        serving = self._candidates(model_name)
         if generates:
             serving = [one for one in serving if one.protocol is UpstreamProtocol.GENERATE] or serving
         return rules.choose(serving, self._clock.monotonic_s(), avoid, session_key)
@@ -79,8 +81,16 @@ class UpstreamPool:
         beyond = beyond_completions(spec)
         if beyond is None:
             return
-        if not any(map(self.protocols.may_generate, self._serving.get(model_name, self._upstreams))):
+        if not any(map(self.protocols.may_generate, self._candidates(model_name))):
             raise BadRequest(self.protocols.refusal(beyond))
+
+    def _candidates(self, model_name: str) -> Sequence[Upstream]:
+        serving = self._serving.get(model_name)
+        if serving is None:
+            return self._upstreams
+        # Where all that list it have it of another base model: who does not have it says so, and it is loaded there.
+        lacking = [upstream for upstream in self._upstreams if upstream not in serving]
+        return self.bases.narrow(model_name, serving) or lacking or serving
 
     def broke(self, upstream: Upstream, why: str = "") -> None:
         """An exchange says that it is broken. It may have moved: `on_broken` is told."""
@@ -100,9 +110,9 @@ class UpstreamPool:
         """Whether it listed this model when it was asked last."""
         return upstream in self._serving.get(model_name, ())
 
-    def is_listed(self, model_name: str) -> bool:
-        """Whether any upstream listed this model when it was asked last."""
-        return model_name in self._serving
+    def is_listed(self, model_name: str, beside: Upstream) -> bool:
+        """Whether an upstream other than `beside` listed this model when it was asked last."""
+        return any(upstream is not beside for upstream in self._serving.get(model_name, ()))
 
     def may_serve(self, model_name: str, upstream: Upstream) -> bool:
         """Whether it lists this model, or has never told what it serves."""
@@ -110,9 +120,9 @@ class UpstreamPool:
 
     @property
     def bases_differ(self) -> bool:
-        """Whether one of the upstreams lists a base model that another does not."""
-        bases = {frozenset(model.name for model in told if model.parent is None) for told in self._served.values()}
-        return len(bases) > 1
+        """Whether there is no base model that all of the upstreams list. Some list adapters without a parent."""
+        bases = [{model.name for model in told if model.parent is None} for told in self._served.values()]
+        return len(bases) > 1 and not set.intersection(*bases)
 
     def forget(self, model_name: str, upstream: Upstream) -> None:
         """It does not have this model any more, whatever it listed."""
@@ -218,6 +228,7 @@ class UpstreamPool:
 
     def _take_over(self) -> None:
         self._serving = _by_name(self._served)
+        self.bases.learn(self._upstreams, self._served, self._serving)
         if self._served:
             self.catalogue.replace(model for served in self._served.values() for model in served)
 

@@ -103,3 +103,106 @@ async def test_such_a_name_does_not_replace_one_that_is_listed() -> None:
     await bench.adapters.bind(MODEL, "qwen")
     await bench.adapters.bind(MODEL, "Qwen/Qwen3-8B")
     assert bench.upstreams.loads == ["http://b"]
+
+
+# -- two base models of one shape -------------------------------------------------------------------------------------
+
+TWINS = {"http://a": "qwen", "http://b": "qwen-base"}
+PATHS = "/x/{run_id}/{checkpoint}"
+
+
+def asked(bench: Bench) -> set[str]:
+    return {bench.pool.choose(NAME, session_key=f"session-{number}").url for number in range(50)}
+
+
+async def test_where_nobody_knows_the_base_one_upstream_decides_it_for_all() -> None:
+    bench = Bench(TWINS, PATHS)
+    await bench.pool.learn_models()
+    target = await bench.adapters.bind(MODEL)
+    assert bench.adapters.ready(bench.adapter)
+    assert not bench.adapters._loading
+    assert (target.base_model, bench.upstreams.loads, asked(bench)) == ("qwen", ["http://a"], {"http://a"})
+
+
+async def test_one_that_refuses_leaves_it_to_the_next() -> None:
+    bench = Bench(TWINS, PATHS)
+    bench.upstreams.refusing = {"http://a"}
+    await bench.pool.learn_models()
+    target = await bench.adapters.bind(MODEL)
+    assert (target.base_model, bench.upstreams.loads) == ("qwen-base", ["http://a", "http://b"])
+    assert asked(bench) == {"http://b"}
+
+
+async def test_where_all_refuse_each_is_asked_once_before_that_is_said() -> None:
+    """Each is asked after another look, two seconds later: the pause of the first is over before the last refuses."""
+    bench = Bench({f"http://{number}": f"model-{number}" for number in range(8)}, PATHS)
+    bench.upstreams.refusing = set(bench.upstreams.bases)
+    await bench.pool.learn_models()
+    fault = await bench.adapters.place(bench.adapter)
+    assert fault is not None and "size mismatch" in fault.message
+    assert bench.upstreams.loads == list(bench.upstreams.bases)
+
+
+async def test_where_all_refused_each_has_its_turn_again() -> None:
+    """The files came late, and the first upstream on the list will never take them."""
+    bench = Bench(TWINS, PATHS)
+    bench.upstreams.refusing = set(TWINS)
+    await bench.pool.learn_models()
+    assert await bench.adapters.place(bench.adapter) is not None
+    bench.upstreams.refusing = {"http://a"}
+    for _ in range(2):
+        bench.clock.advance(20.0)
+        fault = await bench.adapters.place(bench.adapter)
+    assert fault is None
+    assert asked(bench) == {"http://b"}
+
+
+async def test_what_was_told_counts_for_more_than_what_an_upstream_lists() -> None:
+    """A worker that knew nothing had it loaded into the wrong one."""
+    bench = Bench(TWINS, PATHS)
+    await bench.list_adapter("http://b", "qwen-base")
+    target = await bench.adapters.bind(MODEL, "qwen")
+    assert (target.base_model, bench.upstreams.loads, asked(bench)) == ("qwen", ["http://a"], {"http://a"})
+
+
+async def test_an_adapter_of_the_wrong_base_is_not_there() -> None:
+    bench = Bench(TWINS)
+    await bench.list_adapter("http://b", "qwen-base")
+    assert bench.adapters.ready(bench.adapter)
+    bench.pool.bases.tell(NAME, "qwen")
+    assert not bench.adapters.ready(bench.adapter)
+    assert await bench.adapters.place(bench.adapter) is not None
+    assert asked(bench) == {"http://a"}
+
+
+async def test_of_two_that_list_it_with_another_parent_each_the_first_counts() -> None:
+    bench = Bench(TWINS)
+    await bench.list_adapter("http://b", "qwen-base")
+    await bench.list_adapter("http://a", "qwen")
+    assert (await bench.adapters.bind(MODEL)).base_model == "qwen"
+    assert asked(bench) == {"http://a"}
+
+
+async def test_where_the_parent_tells_nothing_it_stays_where_it_is() -> None:
+    """The parent is no listed name: that one upstream has it is all that is known."""
+    bench = Bench(TWINS, PATHS)
+    await bench.list_adapter("http://b", "Qwen/Qwen3-8B-Base")
+    assert bench.adapters.ready(bench.adapter)
+    await asyncio.gather(*bench.adapters._loading.values())
+    assert bench.upstreams.loads == []
+    assert asked(bench) == {"http://b"}
+
+
+async def test_upstreams_of_the_same_base_all_load_it() -> None:
+    bench = Bench({**TWINS, "http://c": "qwen"}, PATHS)
+    await bench.pool.learn_models()
+    await bench.adapters.bind(MODEL)
+    assert (bench.upstreams.loads, asked(bench)) == (["http://a", "http://c"], {"http://a", "http://c"})
+
+
+async def test_upstreams_that_tell_no_parents_are_of_one_base_where_they_have_one_in_common() -> None:
+    bench = Bench({"http://a": "llama", "http://b": "llama"}, PATHS)
+    await bench.list_adapter("http://a", None)
+    assert bench.adapters.ready(bench.adapter)
+    await asyncio.gather(*bench.adapters._loading.values())
+    assert bench.upstreams.loads == ["http://b"]

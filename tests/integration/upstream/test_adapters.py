@@ -264,14 +264,26 @@ async def test_where_the_base_is_not_known_a_refusal_of_an_upstream_with_another
     """vLLM refuses weights whose shapes do not fit; from then on it is known who has it, and nobody else is asked."""
     async with of_two_bases() as bench:
         words = "Loading lora run-1--000100 failed: size mismatch"
-        bench.simulators[1].set_faults([{"kind": "status", "status": 500, "path": LOAD, "body": words}])
+        bench.simulators[0].set_faults([{"kind": "status", "status": 500, "path": LOAD, "body": words}])
         worker = await bench.worker()
         await worker.adapters.bind(MODEL)
-        await until(lambda: worker.counters.adapter_loads_failed == 1)
         for seq_id in range(6):
             assert (await worker.execute(seq_id)).state is State.READY
         assert (worker.counters.adapter_loads, worker.counters.adapter_loads_failed) == (1, 1)
-        assert [simulator.stats()["executions"] for simulator in bench.simulators] == [6, 0]
+        assert [simulator.stats()["executions"] for simulator in bench.simulators] == [0, 6]
+
+
+async def test_of_two_that_would_take_it_only_one_does_whichever_worker_asks() -> None:
+    """Two base models of one shape, and nobody who knows: samples of one adapter are never of both."""
+    async with of_two_bases() as bench:
+        workers = [await bench.worker(number) for number in range(3)]
+        targets = await asyncio.gather(*(worker.adapters.bind(MODEL) for worker in workers))
+        assert {target.base_model for target in targets} == {"sim/tiny"}
+        for worker in workers:
+            for seq_id in range(4):
+                assert (await worker.execute(seq_id)).state is State.READY
+        assert bench.loads == [1, 0]
+        assert [simulator.stats()["executions"] for simulator in bench.simulators] == [12, 0]
 
 
 async def test_a_base_that_no_upstream_lists_counts_as_not_known() -> None:
