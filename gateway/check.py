@@ -16,10 +16,10 @@ from shared.core.ports import connection_limit
 from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol, has_generate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gateway.upstream_probe import OfferedModel
-    from shared.config import Settings
+    from shared.config import ModelName, Settings
     from shared.store.base import StoreInfo
 
 
@@ -200,28 +200,30 @@ def _redis_memory(info: StoreInfo) -> Finding:
     return ok("Redis memory", detail)
 
 
-def models(upstream: str, offered: Sequence[OfferedModel], wanted: Sequence[str]) -> list[Finding]:
-    names = {model.name for model in offered}
+def models(upstream: str, offered: Sequence[OfferedModel]) -> Finding:
     listed = ", ".join(
         f"{model.name} (context {model.max_model_len or 'unknown'})" for model in offered if model.parent is None
     )
-    found = [ok(f"upstream {upstream}", listed or "no base model")]
     if not listed:
-        found = [failure(f"upstream {upstream}", "offers no base model", "start vLLM with a model")]
-    found += [
-        failure(f"upstream {upstream}", f"--model {name} is not offered there", f"it offers {', '.join(sorted(names))}")
-        for name in wanted
-        if name not in names
+        return failure(f"upstream {upstream}", "offers no base model", "start vLLM with a model")
+    return ok(f"upstream {upstream}", listed)
+
+
+def missing_models(
+    wanted: Sequence[ModelName], offered: Mapping[str, Sequence[OfferedModel]], *, all_answered: bool
+) -> list[Finding]:
+    """`wanted`: of `--model`; one upstream that offers it is enough. `offered`: by upstream, of those that answered."""
+    names = {model.name for models in offered.values() for model in models}
+    if not names:  # each of them has its own failure
+        return []
+    has = "; ".join(f"{url} offers {', '.join(sorted(each.name for each in offered[url]))}" for url in offered)
+    return [
+        failure(f"--model {model.flag}", "no upstream offers it", has)
+        if all_answered
+        else warning(f"--model {model.flag}", "no upstream that answers offers it", has)
+        for model in wanted
+        if model.upstream_name not in names
     ]
-    return found
-
-
-def to_probe(offered: Sequence[OfferedModel], wanted: Sequence[str]) -> list[str]:
-    """The models whose logprobs are looked at: those of `--model` that are there, else every base model."""
-    if wanted:
-        names = {model.name for model in offered}
-        return [name for name in wanted if name in names]
-    return [model.name for model in offered if model.parent is None]
 
 
 def upstream_failure(upstream: str, reason: str, *, answered: bool) -> Finding:

@@ -23,6 +23,7 @@ from gateway.upstream_probe import (
     offered_models,
     probe_scaling,
     session,
+    to_probe,
     training_status,
 )
 from shared.core.errors import StartError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from gateway.check import Finding
+    from gateway.upstream_probe import OfferedModel
     from shared.config import Settings
     from shared.store.base import StoreInfo
 
@@ -149,10 +151,12 @@ def _clocks(info: StoreInfo) -> list[Finding]:
 
 async def _upstreams(settings: Settings) -> list[Finding]:
     found: list[Finding] = []
+    offered: dict[str, list[OfferedModel]] = {}
     async with session(settings.upstream_api_key) as http:
         for upstream in settings.upstreams:
-            found += await _upstream(http, settings, upstream)
-    return found
+            found += await _upstream(http, settings, upstream, offered)
+    all_answered = len(offered) == len(settings.upstreams)
+    return [*found, *checks.missing_models(settings.models, offered, all_answered=all_answered)]
 
 
 async def _training(settings: Settings) -> list[Finding]:
@@ -166,17 +170,20 @@ async def _training(settings: Settings) -> list[Finding]:
             return [checks.training_failure(url, str(error))]
 
 
-async def _upstream(http: aiohttp.ClientSession, settings: Settings, upstream: str) -> list[Finding]:
-    wanted = [model.upstream_name for model in settings.models]
+async def _upstream(
+    http: aiohttp.ClientSession, settings: Settings, upstream: str, offered: dict[str, list[OfferedModel]]
+) -> list[Finding]:
+    """`offered`: what it offers is added."""
     found: list[Finding] = []
     try:
-        offered = await offered_models(http, upstream)
-        found += checks.models(upstream, offered, wanted)
+        listed = offered[upstream] = await offered_models(http, upstream)
+        found.append(checks.models(upstream, listed))
         if settings.upstream_protocol is not ProtocolChoice.COMPLETIONS:
             status = await generation_status(http, upstream)
             found.append(checks.generations(upstream, settings.upstream_protocol, status))
-        for model in checks.to_probe(offered, wanted):
-            found.append(checks.scaling(upstream, model, await probe_scaling(http, upstream, model)))
+        for model in to_probe(listed, settings.models):
+            scales = await probe_scaling(http, upstream, model)
+            found.append(checks.scaling(upstream, model, scales))
     except ProbeError as error:
         found.append(checks.upstream_failure(upstream, str(error), answered=not isinstance(error, NoAnswer)))
     return found

@@ -58,11 +58,10 @@ async def _ask_all(settings: Settings, urls: list[str], known: dict[str, bool | 
 
 
 async def _ask(http: aiohttp.ClientSession, settings: Settings, upstream: str, silent: set[str]) -> bool | None:
-    from gateway.upstream_probe import ProbeError, offered_models, probe_scaling
+    from gateway.upstream_probe import ProbeError, offered_models, probe_scaling, to_probe
 
     try:
-        bases = [model.name for model in await offered_models(http, upstream) if model.parent is None]
-        names = [model.upstream_name for model in settings.models] or bases
+        names = to_probe(await offered_models(http, upstream), settings.models)
         scales = await probe_scaling(http, upstream, names[0]) if names else None
     except ProbeError as error:
         # Once at a level that is seen: a start without its upstream looks like any other, and samples just wait.

@@ -14,7 +14,9 @@ from shared.core.scaling import AT_HALF, AT_ONE, PROBE_REQUEST_ID, logprobs_scal
 from shared.core.upstream_protocol import PROBE_BODY, UpstreamProtocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shared.config import ModelName
 
 _TIMEOUT_S: Final = 20.0
 # Any ids that every vocabulary has.
@@ -54,6 +56,14 @@ async def offered_models(http: aiohttp.ClientSession, upstream: str) -> list[Off
         return [OfferedModel(m["id"], m.get("max_model_len"), m.get("parent")) for m in body["data"]]
     except (KeyError, TypeError, AttributeError):
         raise ProbeError("/v1/models did not answer a list of models") from None
+
+
+def to_probe(offered: Sequence[OfferedModel], wanted: Sequence[ModelName]) -> list[str]:
+    """The models whose logprobs are looked at: those of `--model` that are there, else every base model."""
+    if wanted:
+        names = {model.name for model in offered}
+        return [model.upstream_name for model in wanted if model.upstream_name in names]
+    return [model.name for model in offered if model.parent is None]
 
 
 async def probe_scaling(http: aiohttp.ClientSession, upstream: str, model: str) -> bool | None:

@@ -21,6 +21,11 @@ class ModelName(msgspec.Struct, frozen=True):
     name: str
     upstream_name: str
 
+    @property
+    def flag(self) -> str:
+        """As `--model` has it."""
+        return self.name if self.name == self.upstream_name else f"{self.name}={self.upstream_name}"
+
 
 class ImageToken(msgspec.Struct, frozen=True):
     """The token that stands for an image in the prompts of a base model; `model`: its name for clients."""

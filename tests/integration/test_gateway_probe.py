@@ -16,6 +16,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from gateway import logprobs_watch
+from gateway.check import Verdict
+from gateway.check_command import all_findings
 from gateway.logprobs_watch import follow_upstreams, watch_logprobs
 from gateway.upstream_probe import (
     NoAnswer,
@@ -27,7 +29,7 @@ from gateway.upstream_probe import (
     training_status,
 )
 from shared.channel import UpstreamStatus
-from shared.config import Settings
+from shared.config import ModelName, Settings
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -125,8 +127,8 @@ async def test_an_error_status_is_passed_on() -> None:
 
 
 @asynccontextmanager
-async def watching(known: dict[str, bool | None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(watch_logprobs(Settings(), known))
+async def watching(known: dict[str, bool | None], *models: ModelName) -> AsyncIterator[None]:
+    task = asyncio.create_task(watch_logprobs(Settings(models=models), known))
     yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -137,6 +139,39 @@ async def test_the_supervisor_asks_until_it_knows() -> None:
         known: dict[str, bool | None] = {raw: None, fine: None}
         async with watching(known):
             await until(lambda: known == {raw: False, fine: True})
+
+
+class StrictUpstream(Upstream):
+    """Lists one model, and generates with no other, as vLLM does."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(processed=True, models={"data": [{"id": model}]})
+        self.model = model
+
+    async def complete(self, request: web.Request) -> web.Response:
+        known = (await request.json())["model"] == self.model
+        return await super().complete(request) if known else web.Response(status=404)
+
+
+A, B, C = (ModelName(name, name) for name in "abc")
+
+
+async def test_each_upstream_is_asked_for_a_model_of_its_own() -> None:
+    async with serving(StrictUpstream("a")) as first, serving(StrictUpstream("b")) as second:
+        known: dict[str, bool | None] = {first: None, second: None}
+        async with watching(known, A, B):
+            await until(lambda: known == {first: True, second: True})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wanted", "failures"), [((A, B), []), ((A, B, C), ["--model c"])], ids=["each", "none"])
+async def test_one_upstream_that_offers_a_model_is_enough(wanted: tuple[ModelName, ...], failures: list[str]) -> None:
+    async with serving(StrictUpstream("a")) as first, serving(StrictUpstream("b")) as second:
+        settings = Settings(upstreams=(first, second), models=wanted, port=0, admin_port=0)
+        found = await all_findings(settings)
+    assert [finding.subject for finding in found if finding.verdict is Verdict.FAILURE] == failures
+    probed = [finding.subject for finding in found if finding.subject.startswith("logprobs of")]
+    assert probed == [f"logprobs of a at {first}", f"logprobs of b at {second}"]
 
 
 async def test_an_upstream_that_is_published_later_is_asked_and_one_that_left_is_forgotten(

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from gateway import check as c
-from gateway.upstream_probe import OfferedModel
-from shared.config import ApiKey, Settings
+from gateway.upstream_probe import OfferedModel, to_probe
+from shared.config import ApiKey, ModelName, Settings
 from shared.core.upstream_protocol import ProtocolChoice
 from shared.store.base import StoreInfo
 
@@ -79,13 +79,35 @@ def test_the_summary_counts_each_verdict() -> None:
     assert c.summary([c.ok("a", ""), c.failure("b", "", ""), c.ok("c", "")]) == "2 ok, 0 warning, 1 failure"
 
 
+BASE, ADAPTER = OfferedModel("m", 4096, None), OfferedModel("lora", None, "m")
+
+
 def test_models() -> None:
-    offered = [OfferedModel("m", 4096, None), OfferedModel("lora", None, "m")]
-    assert [f.detail for f in c.models("http://u", offered, [])] == ["m (context 4096)"]
-    assert [f.verdict.value for f in c.models("http://u", offered, ["m", "x"])] == ["ok", "failure"]
-    assert c.models("http://u", [offered[1]], [])[0].verdict is c.Verdict.FAILURE
-    assert c.to_probe(offered, []) == ["m"]
-    assert c.to_probe(offered, ["x", "lora"]) == ["lora"]
+    assert c.models("http://u", [BASE, ADAPTER]) == c.ok("upstream http://u", "m (context 4096)")
+    assert c.models("http://u", [ADAPTER]).verdict is c.Verdict.FAILURE
+
+
+def test_a_model_is_missing_when_no_upstream_offers_it() -> None:
+    offered = {"http://a": [BASE, ADAPTER], "http://b": [OfferedModel("n", None, None)]}
+    there, elsewhere = [ModelName("m", "m"), ModelName("other", "n")], [ModelName("x", "x"), ModelName("mine", "y")]
+    assert c.missing_models(there, offered, all_answered=True) == []
+    found = c.missing_models([*there, *elsewhere], offered, all_answered=True)
+    assert [(f.subject, f.verdict) for f in found] == [
+        ("--model x", c.Verdict.FAILURE),
+        ("--model mine=y", c.Verdict.FAILURE),
+    ]
+    assert found[0].advice == "http://a offers lora, m; http://b offers n"
+
+
+def test_a_model_may_be_that_of_an_upstream_that_does_not_answer() -> None:
+    (found,) = c.missing_models([ModelName("x", "x")], {"http://a": [BASE]}, all_answered=False)
+    assert found.verdict is c.Verdict.WARNING
+    assert c.missing_models([ModelName("x", "x")], {}, all_answered=False) == []
+
+
+def test_models_whose_logprobs_are_looked_at() -> None:
+    assert to_probe([BASE, ADAPTER], []) == ["m"]
+    assert to_probe([BASE, ADAPTER], [ModelName("x", "x"), ModelName("mine", "lora")]) == ["lora"]
 
 
 def test_connections_are_shared_by_the_workers_of_an_address() -> None:
