@@ -110,6 +110,8 @@ def _importable(name: str) -> bool:
 def check_libraries(*, tracing: bool = False) -> None:
     """Raises `StartError`."""
     if tracing and not _importable("workers.tracing"):
-        raise StartError("--otel-endpoint: OpenTelemetry is not installed; pip install 'tinker-sampling-gateway[otel]'")
+        raise StartError(
+            "--otel-endpoint: OpenTelemetry is not installed; in the gateway's checkout: pip install '.[otel]'"
+        )
     if missing := missing_libraries():
         raise StartError(f"{' and '.join(missing)} cannot be imported; install the gateway's dependencies again")

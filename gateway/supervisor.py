@@ -180,8 +180,12 @@ class Supervisor:
     def _bury(self, serial: int, code: int, now: float) -> list[actions.Action]:
         process = self._processes.pop(serial)
         level = logging.INFO if self._fleet.halting or code == 0 else logging.WARNING
-        slot = process.config.slot if process.config is not None else "spare"
-        log.log(level, "a worker has ended", extra={"slot": slot, "pid": process.pid, "code": code})
+        if process.config is not None:
+            extra = {"slot": process.config.slot, "pid": process.pid, "code": code}
+            log.log(level, "a worker has ended", extra=extra)
+        else:
+            # It holds nothing, and is killed whenever it is not needed.
+            log.log(level, "the spare has ended", extra={"pid": process.pid, "code": code})
         self._accumulator.forget(serial)
         self._keys.forget(serial)
         self._timings.forget(serial)

@@ -157,6 +157,8 @@ def bench(
     _check_can_write({"--json": json_path, "--html": html_path})
     if scenarios[0].chaos and url is not None:
         raise ConfigError("--chaos: only what bench has started itself is broken; leave out --url")
+    if url is None and (simulator or admin):
+        raise ConfigError("--simulator, --admin: bench has started its own here; they go with --url")
     deployment = None if url is None else _deployment(url, admin, simulator)
     runs: list[Run] = []
     code = 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+
 import click
 from rich.console import Console
 
@@ -46,6 +50,8 @@ def demo(samples: int, workers: int, seed: int) -> int:
         print_start_error(error)
         return 3
     print_report(report, console)
-    console.print("Try next:  gateway --upstream http://YOUR-VLLM:8000", style="dim")
-    console.print("           gateway bench --preset burst", style="dim")
+    # Not on the path when it was started by scripts/gateway.
+    command = "gateway" if shutil.which("gateway") else os.path.relpath(sys.argv[0])
+    console.print(f"Try next:  {command} --upstream http://YOUR-VLLM:8000", style="dim", highlight=False)
+    console.print(f"           {command} bench --preset burst", style="dim", highlight=False)
     return exit_code(report)

@@ -192,13 +192,15 @@ def verdicts(report: Report) -> list[str]:
         (samples.wrong > 0, f"{samples.wrong} samples got something that is not their result"),
     ]
     if simulator is not None:
+        # What the gateway executed again by its own word, and what workers that were killed cannot say of.
+        again = simulator.allowed_executions - samples.requested - samples.resubmitted
         checks += [
             (
                 simulator.executions > simulator.allowed_executions,
                 f"the upstream was asked {simulator.executions} times where {simulator.allowed_executions} are allowed",
             ),
             (
-                simulator.duplicate_request_ids > (report.gateway.reexecutions or 0),
+                simulator.duplicate_request_ids > again,
                 f"{simulator.duplicate_request_ids} samples were executed again, and not by the retry policy",
             ),
             (

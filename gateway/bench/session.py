@@ -36,9 +36,8 @@ def run_to_end(work: Coroutine[None, None, T]) -> T:
 
 async def self_contained(scenario: Scenario, console: Console) -> Run:
     """Starts simulator and gateway for this run alone. Raises `StartError`."""
-    console.print(
-        f"starting a simulated vLLM and a gateway with {scenario.workers} workers ...", style="dim", highlight=False
-    )
+    workers = "1 worker" if scenario.workers == 1 else f"{scenario.workers} workers"
+    console.print(f"starting a simulated vLLM and a gateway with {workers} ...", style="dim", highlight=False)
     async with running_stack(scenario) as deployment:
         return await against(scenario, deployment, console)
 

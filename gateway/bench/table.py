@@ -109,7 +109,7 @@ def _workers(report: Report) -> str:
     if gateway.cpu_seconds is None:
         return ""
     per_sample = f", {gateway.cpu_ms_per_sample:.2f} ms per sample" if gateway.cpu_ms_per_sample is not None else ""
-    return f"{gateway.workers} processes, {gateway.cpu_seconds:.2f} s CPU{per_sample}"
+    return f"{_processes(gateway.workers)}, {gateway.cpu_seconds:.2f} s CPU{per_sample}"
 
 
 def _memory(report: Report) -> str:
@@ -174,10 +174,14 @@ def _source_ips(report: Report) -> str:
     return told + (f" and {len(seen) - _SHOWN_IPS} more" if len(seen) > _SHOWN_IPS else "")
 
 
+def _processes(count: int | None) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
 def _client(report: Report) -> str:
     client = report.client
     per_sample = f", {client.cpu_ms_per_sample:.2f} ms per sample" if client.cpu_ms_per_sample is not None else ""
-    told = f"{client.processes} processes, {client.cpu_seconds:.2f} s CPU{per_sample}"
+    told = f"{_processes(client.processes)}, {client.cpu_seconds:.2f} s CPU{per_sample}"
     if sdk := report.versions.get("tinker"):
         told = f"tinker {sdk}: {told}"
     if client.requests is None or client.connections is None:

@@ -150,7 +150,7 @@ def test_the_table_leaves_out_what_was_not_measured() -> None:
     seen.workers.look({1: ProcessUsage(1.0, 50 * 1024 * 1024, 3)})
     seen.workers.look({1: ProcessUsage(1.5, 60 * 1024 * 1024, 3)})
     full = dict(rows(made(client(completed=10), seen=seen)))
-    assert full["workers"] == "1 processes, 0.50 s CPU, 50.00 ms per sample"
+    assert full["workers"] == "1 process, 0.50 s CPU, 50.00 ms per sample"
     assert full["memory"] == "workers 60 MiB, largest worker 60 MiB at most"
     assert full["source IPs"] == "127.0.2.1 (6), 127.0.2.2 (4)"
 
