@@ -43,6 +43,12 @@ class Finding:
 _FDS_FOR_ITSELF: Final = 64
 # A worker that cannot hold this many connections will not carry a usual rollout.
 _FEW_FDS: Final = 4096
+_CONNECTIONS: Final = "upstream connections"
+_MORE_FILES: Final = (
+    "raise the hard limit of file descriptors: ulimit -Hn, LimitNOFILE= of systemd, ulimits: of compose"
+)
+# As deploy/sysctl.conf has it.
+_WIDEST: Final = (1024, 65535)
 _LITTLE_REDIS_MEMORY_BYTES: Final = 256 << 20
 # A reply may take its time; a session's silence is measured in minutes.
 _MUCH_SKEW_S: Final = 5.0
@@ -75,7 +81,7 @@ def file_descriptors(hard_limit: int) -> Finding:
     free = hard_limit - _FDS_FOR_ITSELF
     detail = f"{hard_limit} per process: about {free} connections of clients and upstreams per worker"
     if free < _FEW_FDS:
-        return warning("file descriptors", detail, "raise the hard limit: LimitNOFILE= of systemd, ulimits: of compose")
+        return warning("file descriptors", detail, _MORE_FILES)
     return ok("file descriptors", detail)
 
 
@@ -86,7 +92,7 @@ def descriptors_for_upstreams(hard_limit: int, max_connections: int | None) -> F
     return failure(
         "file descriptors for upstreams",
         f"--max-connections {max_connections} does not fit into {hard_limit} file descriptors per process",
-        "raise the hard limit: LimitNOFILE= of systemd, ulimits: of compose; or lower --max-connections",
+        _MORE_FILES + "; or lower --max-connections",
     )
 
 
@@ -121,28 +127,55 @@ def connections_per_worker(
     return connection_limit(ports, len(settings.upstreams), sharing, open_files)
 
 
-def connection_room(settings: Settings, ports: tuple[int, int], open_files: int | None = None) -> Finding:
-    total = sum(
-        connections_per_worker(settings, ports, slot % max(len(settings.source_ips), 1), open_files)
-        for slot in range(settings.workers)
-    )
+def connection_room(
+    settings: Settings, ports: tuple[int, int], open_files: int | None = None, reserved: Sequence[range] = ()
+) -> Finding:
+    """`open_files`: the hard limit of a process; `reserved`: ports that no outgoing connection gets."""
+    of_ports = _connections(settings, ports, None)
     wanted = settings.workers * settings.max_in_flight
-    detail = f"{total} upstream connections at once from ports {ports[0]}-{ports[1]}, for at most {wanted} samples"
+    detail = f"{of_ports} at once from ports {ports[0]}-{ports[1]}, for at most {wanted} samples"
     if settings.max_connections is not None:
         detail += f"; --max-connections {settings.max_connections or 'none'} decides"
-    if settings.max_connections and settings.max_connections * settings.workers > total:
-        return warning(
-            "ephemeral ports",
-            detail + ", and there are not so many: connections above that fail for lack of ports, and are tried again",
-            "leave --max-connections at auto, widen net.ipv4.ip_local_port_range, or give more --source-ips",
-        )
-    if total < wanted and settings.max_connections is None:
-        return warning(
-            "ephemeral ports",
-            detail + "; samples above that wait",
-            'sysctl -w net.ipv4.ip_local_port_range="1024 65535", or more --source-ips',
-        )
-    return ok("ephemeral ports", detail)
+        if settings.max_connections * settings.workers > of_ports:
+            return warning(
+                _CONNECTIONS,
+                detail
+                + ", and there are not so many: connections above that fail for lack of ports, and are tried again",
+                "leave --max-connections at auto, or " + _more_ports(settings, ports, reserved),
+            )
+        return ok(_CONNECTIONS, detail)
+    total = _connections(settings, ports, open_files)
+    if total < of_ports:
+        detail = f"{total} at once, by {open_files} file descriptors per process, for at most {wanted} samples"
+    if total >= wanted:
+        return ok(_CONNECTIONS, detail)
+    scarce = [_MORE_FILES] if total < of_ports else []
+    scarce += [_more_ports(settings, ports, reserved)] if of_ports < wanted else []
+    return warning(_CONNECTIONS, detail + "; samples above that wait", "; and ".join(scarce))
+
+
+def _connections(settings: Settings, ports: tuple[int, int], open_files: int | None) -> int:
+    addresses = max(len(settings.source_ips), 1)
+    return sum(
+        connections_per_worker(settings, ports, slot % addresses, open_files) for slot in range(settings.workers)
+    )
+
+
+def _more_ports(settings: Settings, ports: tuple[int, int], reserved: Sequence[range]) -> str:
+    if ports[0] <= _WIDEST[0] and ports[1] >= _WIDEST[1]:
+        return "give more --source-ips"
+    low, high = _WIDEST
+    ours = [
+        port for port in (settings.port, settings.admin_port) if port and not any(port in each for each in reserved)
+    ]
+    keep_ours = _reserve(ours, reserved) + " && " if ours else ""
+    return f'{keep_ours}sysctl -w net.ipv4.ip_local_port_range="{low} {high}", or give more --source-ips'
+
+
+def _reserve(ports: Sequence[int], reserved: Sequence[range]) -> str:
+    """The list is set as a whole, so what is reserved already is in it."""
+    kept = [str(each.start) if len(each) == 1 else f"{each.start}-{each.stop - 1}" for each in reserved]
+    return f"sysctl -w net.ipv4.ip_local_reserved_ports={','.join([*kept, *map(str, ports)])}"
 
 
 def own_ports(taken: Sequence[int], ports: tuple[int, int], reserved: Sequence[range]) -> Finding | None:
@@ -155,7 +188,7 @@ def own_ports(taken: Sequence[int], ports: tuple[int, int], reserved: Sequence[r
     return warning(
         "own ports",
         f"{named} may be given to an outgoing connection; a restart then finds it taken",
-        f"sysctl -w net.ipv4.ip_local_reserved_ports={named}",
+        _reserve(clashes, reserved),
     )
 
 

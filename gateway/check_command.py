@@ -119,7 +119,7 @@ def _source_ips(settings: Settings) -> list[Finding]:
         )
         for index, address in enumerate(settings.source_ips)
     ]
-    return [*found, checks.connection_room(settings, ports, open_files)]
+    return [*found, checks.connection_room(settings, ports, open_files, machine.reserved_ports())]
 
 
 async def _redis(settings: Settings) -> list[Finding]:

@@ -70,9 +70,13 @@ def ephemeral_ports() -> tuple[int, int]:
 def reserved_ports() -> list[range]:
     """Ports that the kernel gives to no outgoing connection although they are in its range."""
     try:
-        text = Path("/proc/sys/net/ipv4/ip_local_reserved_ports").read_text().strip()
+        return parse_ports(Path("/proc/sys/net/ipv4/ip_local_reserved_ports").read_text().strip())
     except OSError:
         return []
+
+
+def parse_ports(text: str) -> list[range]:
+    """A list of the kernel's, `6379,8000-8001`."""
     spans = [span.partition("-") for span in text.split(",") if span]
     return [range(int(first), int(last or first) + 1) for first, _, last in spans]
 

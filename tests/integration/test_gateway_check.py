@@ -92,7 +92,7 @@ def test_files_of_keys_that_others_may_read(tmp_path: Path) -> None:
 def test_more_connections_than_there_are_ports_and_descriptors() -> None:
     code, found = checked("--max-connections", "2000000", "--workers", "1", "--source-ips", "127.0.0.2,192.0.2.1")
     assert code == 1
-    assert found["ephemeral ports"].startswith("warning")
+    assert found["upstream connections"].startswith("warning")
     assert found["file descriptors for upstreams"].startswith("failure")
     assert found["source IP 127.0.0.2"].startswith("ok")
     assert "-> ip address add 192.0.2.1" in found["source IP 192.0.2.1"]

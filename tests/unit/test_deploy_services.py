@@ -13,8 +13,10 @@ import yaml
 
 from gateway import cli
 from gateway.admin.app import admin_app
+from gateway.check import own_ports
 from gateway.flags import FLAGS
 from gateway.fleet import DRAIN_GRACE_S
+from gateway.machine import parse_ports
 from gateway.options import CONFIG_VARIABLE
 from tests.gateway_views import VIEW
 from tests.unit.test_gateway_metrics import families
@@ -193,11 +195,27 @@ def test_the_unit_waits_for_the_drain_and_lets_the_supervisor_do_it() -> None:
 
 
 def test_the_kernel_may_queue_what_a_worker_asks_for() -> None:
+    assert int(sysctls()["sysctl.conf"]["net.core.somaxconn"]) >= int(FLAG_DEFAULTS["backlog"])
+
+
+def sysctls() -> dict[str, dict[str, str]]:
+    """The kernel's settings, by the file that has them."""
     text = (DEPLOY / "sysctl.conf").read_text(encoding="utf-8")
-    values = dict(re.findall(r"^([\w.]+) = (.+)$", text, re.MULTILINE))
-    assert int(values["net.core.somaxconn"]) >= int(FLAG_DEFAULTS["backlog"])
-    reserved = values["net.ipv4.ip_local_reserved_ports"]
-    assert f"{FLAG_DEFAULTS['port']}-{FLAG_DEFAULTS['admin-port']}" in reserved
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]["gateway"]["sysctls"]
+    return {
+        "sysctl.conf": dict(re.findall(r"^([\w.]+) = (.+)$", text, re.MULTILINE)),
+        "compose.yaml": compose,
+        "gateway.yaml": {each["name"]: each["value"] for each in pod()["securityContext"]["sysctls"]},
+    }
+
+
+@pytest.mark.parametrize(("name", "values"), sysctls().items(), ids=sysctls())
+def test_no_outgoing_connection_gets_a_port_of_ours(name: str, values: dict[str, str]) -> None:
+    low, high = (int(port) for port in values["net.ipv4.ip_local_port_range"].split())
+    ours = [int(FLAG_DEFAULTS["port"]), int(FLAG_DEFAULTS["admin-port"])]
+    if name == "compose.yaml":
+        ours.append(9090)  # Prometheus, in the gateway's network
+    assert own_ports(ours, (low, high), parse_ports(values["net.ipv4.ip_local_reserved_ports"])) is None
 
 
 # -- all that is written down -----------------------------------------------------------------------------------

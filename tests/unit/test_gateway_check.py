@@ -122,11 +122,34 @@ def test_connections_are_shared_by_the_workers_of_an_address() -> None:
 def test_room_for_connections() -> None:
     few = c.connection_room(SETTINGS, PORTS)
     assert few.verdict is c.Verdict.WARNING
-    assert "25408 upstream connections at once" in few.detail
+    assert "25408 at once from ports 32768-60999" in few.detail
     assert c.connection_room(with_settings(max_in_flight=1000), PORTS).verdict is c.Verdict.OK
     fixed = c.connection_room(with_settings(max_connections=0), PORTS)
     assert fixed.verdict is c.Verdict.OK
     assert "--max-connections none decides" in fixed.detail
+
+
+def test_a_wider_range_of_ports_leaves_ours_and_those_that_are_reserved_alone() -> None:
+    keep_ours = "sysctl -w net.ipv4.ip_local_reserved_ports=6379-6380,9000,8000,8001 && "
+    advice = c.connection_room(SETTINGS, PORTS, reserved=[range(6379, 6381), range(9000, 9001)]).advice
+    assert advice == keep_ours + 'sysctl -w net.ipv4.ip_local_port_range="1024 65535", or give more --source-ips'
+    reserved = c.connection_room(SETTINGS, PORTS, reserved=[range(8000, 8002)]).advice
+    assert reserved.startswith("sysctl -w net.ipv4.ip_local_port_range=")
+    assert c.connection_room(with_settings(workers=8), (1024, 65535)).advice == "give more --source-ips"
+
+
+def test_too_few_descriptors_are_what_is_to_be_raised() -> None:
+    enough_ports = with_settings(max_in_flight=4000)
+    few = c.connection_room(enough_ports, PORTS, 1024)
+    assert few.verdict is c.Verdict.WARNING
+    assert few.detail.startswith("1024 at once, by 1024 file descriptors per process, for at most 8000 samples")
+    assert "ulimit -Hn, LimitNOFILE=" in few.advice
+    assert "source-ips" not in few.advice
+    assert c.connection_room(enough_ports, PORTS, 8000).verdict is c.Verdict.OK
+    both = c.connection_room(SETTINGS, PORTS, 1024).advice
+    assert "LimitNOFILE=" in both and "--source-ips" in both
+    ports_only = c.connection_room(SETTINGS, PORTS, 1 << 20).advice
+    assert "LimitNOFILE=" not in ports_only and "--source-ips" in ports_only
 
 
 def test_a_fixed_number_of_connections_that_no_ports_are_for() -> None:
@@ -134,6 +157,7 @@ def test_a_fixed_number_of_connections_that_no_ports_are_for() -> None:
     assert finding.verdict is c.Verdict.WARNING
     assert "auto" in finding.advice
     assert c.connection_room(with_settings(max_connections=10_000), PORTS).verdict is c.Verdict.OK
+    assert c.connection_room(with_settings(max_connections=10_000), PORTS, 12_000).verdict is c.Verdict.OK
 
 
 def test_a_fixed_number_of_connections_that_no_descriptors_are_for() -> None:
@@ -148,7 +172,7 @@ def test_a_fixed_number_of_connections_that_no_descriptors_are_for() -> None:
 def test_own_ports_among_those_of_outgoing_connections() -> None:
     finding = c.own_ports([8000, 8001], (1024, 65535), [range(8001, 8002)])
     assert finding is not None
-    assert finding.advice == "sysctl -w net.ipv4.ip_local_reserved_ports=8000"
+    assert finding.advice == "sysctl -w net.ipv4.ip_local_reserved_ports=8001,8000"  # as a whole: 8001 stays
     assert c.own_ports([8000, 8001], (1024, 65535), [range(8000, 8002)]) is None
     assert c.own_ports([8000], PORTS, []) is None
 
