@@ -1,15 +1,19 @@
-"""The supervisor's question to each upstream, until it is answered: do its sampled logprobs heed the temperature?"""
+"""The supervisor's question to each upstream, until it is answered: do its sampled logprobs heed the temperature?
+
+What it lists is looked at by the way: a `--model` that none has is logged.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gateway.admin.report import RAW_LOGPROBS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import aiohttp
 
@@ -24,15 +28,25 @@ _AGAIN_S: Final = 30.0
 _LOOK_S: Final = 1.0
 
 
+@dataclass(slots=True)
+class _Told:
+    """`silent`: upstreams that were logged as such. `listed`: by upstream, its models. `missing`: models, as logged."""
+
+    silent: set[str] = field(default_factory=set)
+    listed: dict[str, set[str]] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+
+
 async def watch_logprobs(settings: Settings, known: dict[str, bool | None]) -> None:
     """Fill `known` (upstream URL -> True, False, or None while unknown), also with what others add to it; endless."""
-    silent: set[str] = set()
+    told = _Told()
     due_s: dict[str, float] = {}
     loop = asyncio.get_running_loop()
     while True:
         due = [url for url, scales in known.items() if scales is None and loop.time() >= due_s.get(url, 0.0)]
         if due:
-            await _ask_all(settings, due, known, silent)
+            await _ask_all(settings, due, known, told)
+            _log_missing_models(settings, known, told)
             due_s = {url: at_s for url, at_s in due_s.items() if url in known}
             due_s |= dict.fromkeys(due, loop.time() + _AGAIN_S)
         await asyncio.sleep(_LOOK_S)
@@ -47,31 +61,44 @@ def follow_upstreams(known: dict[str, bool | None], told: Sequence[UpstreamStatu
         known.setdefault(url, None)
 
 
-async def _ask_all(settings: Settings, urls: list[str], known: dict[str, bool | None], silent: set[str]) -> None:
+async def _ask_all(settings: Settings, urls: list[str], known: dict[str, bool | None], told: _Told) -> None:
     from gateway.upstream_probe import session  # late: the HTTP client costs a start 0.3 s of CPU
 
     async with session(settings.upstream_api_key) as http:
         for upstream in urls:
-            scales = await _ask(http, settings, upstream, silent)
+            scales = await _ask(http, settings, upstream, told)
             if upstream in known:
                 known[upstream] = scales
 
 
-async def _ask(http: aiohttp.ClientSession, settings: Settings, upstream: str, silent: set[str]) -> bool | None:
+async def _ask(http: aiohttp.ClientSession, settings: Settings, upstream: str, told: _Told) -> bool | None:
     from gateway.upstream_probe import ProbeError, offered_models, probe_scaling, to_probe
 
     try:
-        names = to_probe(await offered_models(http, upstream), settings.models)
+        offered = await offered_models(http, upstream)
+        told.listed[upstream] = {model.name for model in offered}
+        names = to_probe(offered, settings.models)
         scales = await probe_scaling(http, upstream, names[0]) if names else None
     except ProbeError as error:
         # Once at a level that is seen: a start without its upstream looks like any other, and samples just wait.
-        level = logging.DEBUG if upstream in silent else logging.WARNING
+        level = logging.DEBUG if upstream in told.silent else logging.WARNING
         log.log(level, "an upstream does not answer as vLLM does", extra={"upstream": upstream, "reason": str(error)})
-        silent.add(upstream)
+        told.silent.add(upstream)
         return None
-    if upstream in silent:
-        silent.remove(upstream)
+    if upstream in told.silent:
+        told.silent.remove(upstream)
         log.info("an upstream answers now", extra={"upstream": upstream})
     if scales is False:
         log.warning(RAW_LOGPROBS, extra={"upstream": upstream})
     return scales
+
+
+def _log_missing_models(settings: Settings, known: Mapping[str, bool | None], told: _Told) -> None:
+    """Once for each `--model` that no upstream lists, when all have answered; clients are offered it all the same."""
+    if not known or not all(upstream in told.listed for upstream in known):
+        return
+    listed = set().union(*(told.listed[upstream] for upstream in known))
+    for model in settings.models:
+        if model.upstream_name not in listed and model.flag not in told.missing:
+            told.missing.add(model.flag)
+            log.warning("no upstream lists a model that --model offers", extra={"model": model.flag})

@@ -163,6 +163,22 @@ async def test_each_upstream_is_asked_for_a_model_of_its_own() -> None:
             await until(lambda: known == {first: True, second: True})
 
 
+async def test_a_model_that_no_upstream_lists_is_logged_once_when_all_have_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("_AGAIN_S", "_LOOK_S"):
+        monkeypatch.setattr(logprobs_watch, name, 0.001)
+    caplog.set_level(logging.INFO, "gateway.logprobs")
+    late = LateUpstream(processed=True, models={"data": []})
+    async with serving(StrictUpstream("a")) as first, serving(late) as second:
+        async with watching({first: None, second: None}, A, ModelName("mine", "c")):
+            await until(lambda: late.asked > 6)
+    told = [record for record in caplog.records if "lists" in record.message]
+    assert [vars(record)["model"] for record in told] == ["mine=c"]
+    answers = [record.message for record in caplog.records].index("an upstream answers now")
+    assert caplog.records.index(told[0]) > answers
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("wanted", "failures"), [((A, B), []), ((A, B, C), ["--model c"])], ids=["each", "none"])
 async def test_one_upstream_that_offers_a_model_is_enough(wanted: tuple[ModelName, ...], failures: list[str]) -> None:
