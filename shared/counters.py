@@ -6,9 +6,12 @@ An increment costs tens of nanoseconds; what Prometheus, `/status` and the bench
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shared.histogram import Histogram
+
+if TYPE_CHECKING:
+    from shared.core.faults import FaultClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,17 @@ class Counters:
     adapter_loads: int = 0
     adapter_loads_failed: int = 0
     stages: Stages = field(default_factory=Stages)
+
+    def answered(self, status: int) -> None:
+        """408 is "still running", and no error."""
+        if status >= 500:
+            self.http_server_errors += 1
+        elif status >= 400 and status != 408:
+            self.http_client_errors += 1
+
+    def failed_attempt(self, kind: FaultClass) -> None:
+        name = f"faults_{kind.value}"
+        setattr(self, name, getattr(self, name) + 1)
 
     def snapshot(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in NAMES}

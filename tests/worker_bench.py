@@ -67,7 +67,7 @@ def ask_the_store_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def engines_of(pool: UpstreamPool, clock: Clock) -> Engines:
     """Engines that nobody asks anything."""
-    return Engines(pool, None, clock, 60.0, lambda: 0.5)  # type: ignore[arg-type]
+    return Engines(pool, None, Counters(), clock, 60.0, lambda: 0.5)  # type: ignore[arg-type]
 
 
 class GatedStore(MemoryStore):

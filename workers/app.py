@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request as StarletteRequest
     from starlette.types import Receive, Scope, Send
 
+    from shared.counters import Counters
     from workers.deps import Deps
     from workers.endpoint import Request
     from workers.responses import Reply, Streamed
@@ -72,7 +73,7 @@ class PublicApp:
     def __init__(self, deps: Deps) -> None:
         make = partial(_endpoint, deps)
         self.routes = {(method, API + path): make(handler, turns=deps.turns) for method, path, handler in HOT}
-        self.starlette = _starlette(make, (*ROUTED, *(UNTRAINED if deps.trainer is None else TRAINED)))
+        self.starlette = _starlette(make, deps.counters, (*ROUTED, *(UNTRAINED if deps.trainer is None else TRAINED)))
         self._elsewhere = make(training.pass_on, streamed=True)
         self._nowhere = self.starlette.router.default
         self.starlette.router.default = self._not_ours
@@ -87,13 +88,13 @@ class PublicApp:
         await (self._elsewhere if is_api else self._nowhere)(scope, receive, send)
 
 
-def _starlette(make: Callable[..., Endpoint], routed: Sequence[Route_] = ROUTED) -> Starlette:
+def _starlette(make: Callable[..., Endpoint], counters: Counters, routed: Sequence[Route_]) -> Starlette:
     routes = [Route(API + path, make(handler), methods=[method]) for method, path, handler in routed]
     # The hot ones again, so that a wrong method on them is a 405 like on any other.
     routes += [Route(API + path, make(handler), methods=[method]) for method, path, handler in HOT]
     routes += [Route(path, make(handler, kind=OpenAiEndpoint), methods=[method]) for method, path, handler in OPENAI]
     routes.append(Route(API + "/healthz", make(service.healthz, public=True), methods=["GET"]))
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: partial(_http_error, counters)})
     # A redirect names what the client called us, and http:// behind a proxy that speaks TLS: the key would follow it.
     app.router.redirect_slashes = False
     return app
@@ -119,9 +120,11 @@ def _endpoint(
     )
 
 
-async def _http_error(request: StarletteRequest, error: Exception) -> Response:
-    """What the router did not find: no such path, or not with this method."""
+async def _http_error(counters: Counters, request: StarletteRequest, error: Exception) -> Response:
+    """What the router did not find: no such path, or not with this method. No endpoint has counted it."""
     assert isinstance(error, HTTPException)
+    counters.http_requests += 1
+    counters.answered(error.status_code)
     reply = responses.routing_error(error.status_code, in_openai=request.url.path.startswith("/v1/"))
     headers: dict[str, Any] = dict(error.headers or {})
     return Response(bytes(reply.body), reply.status, headers, reply.content_type.decode())

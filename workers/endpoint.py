@@ -21,7 +21,7 @@ from workers.keyring import ANONYMOUS
 from workers.responses import Streamed
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from shared.counters import Counters
     from workers.http.watch import Connection
@@ -78,7 +78,7 @@ class Endpoint:
         try:
             reply = await self._reply(scope, receive)
             if isinstance(reply, Streamed):
-                await reply.run(send)
+                await self._run(reply, send)
                 return
         except ClientGone:
             self._counters.http_client_errors += 1
@@ -110,11 +110,20 @@ class Endpoint:
         accept = headers.get(b"accept")
         return await self._handler(Request(caller, body, accept, connection(scope), path, scope, receive, trace))
 
+    async def _run(self, reply: Streamed, send: Send) -> None:
+        """Another server's status is told once its reply is over: one that breaks off is counted as such."""
+        status = 200
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        await reply.run(watched)
+        self._counters.answered(status)
+
     async def _send(self, scope: Scope, send: Send, reply: Reply) -> None:
-        if reply.status >= 500:
-            self._counters.http_server_errors += 1
-        elif reply.status >= 400 and reply.status != 408:
-            self._counters.http_client_errors += 1
+        self._counters.answered(reply.status)
         headers = [(b"content-type", reply.content_type)]
         if reply.on_delivered is None:
             await send_whole(scope, send, reply.status, headers, reply.body)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.types import Send
 
     from shared.clock import Clock
+    from shared.counters import Counters
     from workers.endpoint import Request
     from workers.pool import UpstreamPool
     from workers.upstreams import Upstream
@@ -69,6 +70,7 @@ class Engines:
         self,
         pool: UpstreamPool,
         session: aiohttp.ClientSession,
+        counters: Counters,
         clock: Clock,
         wait_s: float,
         rng_unit: Callable[[], float],
@@ -77,6 +79,7 @@ class Engines:
         """`wait_s`: how long a request that no upstream takes is tried again."""
         self._pool = pool
         self._session = session
+        self._counters = counters
         self._clock = clock
         self._policy = retry.Policy(0, retry_ambiguous=False, upstream_wait_s=min(wait_s, LONGEST_WAIT_S))
         self._rng_unit = rng_unit
@@ -99,9 +102,7 @@ class Engines:
 
     async def _wait(self, upstream: Upstream, fault: Fault, budget: retry.Budget) -> retry.Budget:
         """Pause before the next attempt, if there may be one; raises what the client is told otherwise."""
-        upstream.faults += 1
-        if fault.upstream_down:
-            self._pool.broke(upstream, fault.message)
+        self._failed(upstream, fault)
         decision = retry.decide(fault, budget, self._policy, self._clock.monotonic_s(), self._rng_unit())
         if isinstance(decision, retry.Wait):
             await self._sleep(decision.delay_s)
@@ -112,6 +113,7 @@ class Engines:
 
     async def _attempt(self, request: Request, upstream: Upstream, path: str, body: bytes, send: Send) -> Fault | None:
         """None when the client has got the reply, or else why this upstream gave none."""
+        self._counters.attempts += 1
         upstream.sent += 1
         begun = False
         try:
@@ -125,8 +127,16 @@ class Engines:
                 return None
         except _Broken as broken:
             if begun:
+                self._failed(upstream, broken.fault)
                 raise ReplyBroken(broken.fault.message) from None
             return broken.fault
+        except ReplyBroken:
+            self._failed(upstream, classify_break(BreakKind.BODY_CUT))
+            raise
+
+    def _failed(self, upstream: Upstream, fault: Fault) -> None:
+        self._counters.failed_attempt(fault.kind)
+        self._pool.failed(upstream, fault)
 
     async def _refused(self, upstream: Upstream, response: aiohttp.ClientResponse, send: Send) -> Fault | None:
         """What is not a 200 is the client's to read, unless it may be sent again or is between us and the upstream."""
@@ -134,9 +144,7 @@ class Engines:
         fault = classify_reply(response.status, body, response.headers)
         if fault.kind is FaultClass.NEVER_EXECUTED:
             return fault
-        upstream.faults += 1
-        if fault.upstream_down:
-            self._pool.broke(upstream, fault.message)
+        self._failed(upstream, fault)
         if response.status in _OPERATORS or response.status < 400:
             raise UpstreamBroke(fault.message)
         headers = passed.without(passed.to_client(response.raw_headers), b"content-length")

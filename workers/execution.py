@@ -40,13 +40,6 @@ log = logging.getLogger(__name__)
 _LARGE_BYTES: Final = 512 * 1024
 # Some ten milliseconds of sending, and of decoding, storing and telling, of small ones.
 _EXCHANGES_PER_TURN: Final = 64
-_FAULT_COUNTERS: Final = {
-    FaultClass.NEVER_EXECUTED: "faults_never_executed",
-    FaultClass.INTERRUPTED: "faults_interrupted",
-    FaultClass.ABORTED: "faults_aborted",
-    FaultClass.AMBIGUOUS: "faults_ambiguous",
-    FaultClass.REFUSED: "faults_refused",
-}
 
 
 class Executor:
@@ -173,19 +166,13 @@ class Executor:
                     await asyncio.wait([worked])
 
     def _judge(self, upstream: Upstream | None, fault: Fault, budget: retry.Budget) -> retry.Decision:
-        name = _FAULT_COUNTERS[fault.kind]
-        setattr(self._counters, name, getattr(self._counters, name) + 1)
+        self._counters.failed_attempt(fault.kind)
         if upstream is not None:
-            self._note(upstream, fault)
+            self._pool.failed(upstream, fault)
         decision = retry.decide(fault, budget, self._policy, self._clock.monotonic_s(), self._rng_unit())
         if isinstance(decision, retry.Wait) and fault.kind is not FaultClass.NEVER_EXECUTED:
             self._counters.reexecutions += 1
         return decision
-
-    def _note(self, upstream: Upstream, fault: Fault) -> None:
-        upstream.faults += 1
-        if fault.upstream_down:
-            self._pool.broke(upstream, fault.message)
 
     async def _paused(self, running: Running, reason: str, wait: Awaitable[T]) -> T:
         """What `wait` comes to; meanwhile polls tell `reason`."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from shared.core.errors import BadRequest, NotFound, Overloaded
 from shared.core.faults import BreakKind, Fault
+from shared.core.model import Category
 from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
 from shared.wire.vllm import beyond_completions
 from workers import upstreams as rules
@@ -91,6 +92,13 @@ class UpstreamPool:
         # Where all that list it have it of another base model: who does not have it says so, and it is loaded there.
         lacking = [upstream for upstream in self._upstreams if upstream not in serving]
         return self.bases.narrow(model_name, serving) or lacking or serving
+
+    def failed(self, upstream: Upstream, fault: Fault) -> None:
+        """An attempt there failed. What the client's own request was refused for is not the upstream's failure."""
+        if fault.category is not Category.USER:
+            upstream.faults += 1
+        if fault.upstream_down:
+            self.broke(upstream, fault.message)
 
     def broke(self, upstream: Upstream, why: str = "") -> None:
         """An exchange says that it is broken. It may have moved: `on_broken` is told."""

@@ -123,7 +123,7 @@ class Worker:
 
     def _engines(self, settings: Settings) -> Engines:
         wait_s = settings.upstream_wait_s
-        return Engines(self._upstreams.pool, self._passed_http, self._clock, wait_s, random.random)
+        return Engines(self._upstreams.pool, self._passed_http, self._counters, self._clock, wait_s, random.random)
 
     def _mark_paused(self, running: Running, paused: bool) -> None:
         """A store that is away has no word of it: the poll elsewhere then just says "still running"."""

@@ -170,7 +170,7 @@ def _upstreams(view: View) -> Iterator[Metric]:
     up = _gauge("upstream_up", "1 when a worker finds it up", None, "upstream")
     in_flight = _gauge("upstream_in_flight", "Requests that run there, or wait for a connection, now", None, "upstream")
     raw = _gauge("upstream_logprobs_raw", "1 when its sampled logprobs do not heed the temperature", None, "upstream")
-    failures = _counter("upstream_failures", ["upstream"], "Attempts that failed there")
+    failures = _counter("upstream_failures", ["upstream"], "Attempts that failed there, clients' mistakes apart")
     wasted = _counter(
         "upstream_wasted_seconds", ["upstream"], "Time of requests that were cut off there: cancelled, stale, given up"
     )

@@ -322,6 +322,14 @@ async def test_faults_are_counted_by_their_class() -> None:
     assert counts == {f"faults_{name}": count for name, count in expected.items()}
 
 
+@pytest.mark.parametrize(("status", "failures"), [(400, 0), (404, 0), (403, 1), (500, 1)])
+async def test_the_clients_own_mistake_is_no_failure_of_the_upstream(status: int, failures: int) -> None:
+    bench = Bench(classify_reply(status, b'{"error": {"message": "no"}}', {}))
+    await bench.execute()
+    (upstream,) = bench.pool.statuses()
+    assert (upstream.attempts, upstream.faults) == (1, failures)
+
+
 async def test_what_no_upstream_takes_fails_when_the_wait_is_over() -> None:
     """A15, D8: and not before."""
     bench = Bench(*[BUSY] * 500, upstream_wait_s=60.0)

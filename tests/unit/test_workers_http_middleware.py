@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Mount, Route
 
+from shared.counters import Counters
 from workers import app as public_app
 
 if TYPE_CHECKING:
@@ -78,6 +79,6 @@ def test_none_in_ours() -> None:
     def make(handler: object, **kinds: object) -> Any:
         return Plain(endpoint)
 
-    starlette = public_app._starlette(make)
+    starlette = public_app._starlette(make, Counters(), public_app.ROUTED)
     assert len(list(layers(starlette))) > len(public_app.ROUTED)
     assert hiding_layers(starlette) == []

@@ -184,6 +184,72 @@ async def test_what_is_between_us_and_the_upstream_is_no_business_of_the_client(
     assert b"inside" not in answered
 
 
+def told(passage: OpenAiPassage) -> dict[str, int]:
+    """What is counted of attempts and replies, but for zeros."""
+    counts = passage.bench.counters.snapshot()
+    return {
+        name: count for name, count in counts.items() if count and name.startswith(("attempts", "faults_", "http_"))
+    }
+
+
+@pytest.mark.parametrize(
+    ("answer", "counts", "failures"),
+    [
+        (reply("200 OK", DONE), {}, 0),
+        (reply("400 Bad Request", b'{"error":{}}'), {"faults_refused": 1, "http_client_errors": 1}, 0),
+        (reply("403 Forbidden", b"{}"), {"faults_refused": 1, "http_server_errors": 1}, 1),
+        (reply("500 Broken", b"{}"), {"faults_ambiguous": 1, "http_server_errors": 1}, 1),
+        (b"", {"faults_interrupted": 1, "http_server_errors": 1}, 1),
+    ],
+)
+async def test_attempts_failures_and_replies_are_counted_alike(
+    passage: OpenAiPassage, answer: bytes, counts: dict[str, int], failures: int
+) -> None:
+    passage.first.handler = Scripted(answer)
+    await passage.ask(chat())
+    assert told(passage) == {"attempts": 1, "http_requests": 1} | counts
+    first, _ = passage.bench.pool.statuses()
+    assert (first.attempts, first.faults) == (1, failures)
+
+
+async def test_each_attempt_counts_and_the_request_once(passage: OpenAiPassage) -> None:
+    passage.first.handler = Scripted(reply("503 Busy"))
+    passage.second.handler = Scripted(reply("429 Busy"), reply("200 OK", DONE))
+    await passage.ask(chat())
+    asked = len(passage.first.exchanges) + len(passage.second.exchanges)
+    assert asked > 1
+    assert told(passage) == {"attempts": asked, "faults_never_executed": asked - 1, "http_requests": 1}
+
+
+async def test_a_reply_that_breaks_off_is_a_failed_attempt(passage: OpenAiPassage) -> None:
+    async def cut(exchange: Exchange) -> None:
+        await exchange.whole_body()
+        await exchange.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n")
+        exchange.writer.close()
+
+    passage.first.handler = cut
+    await passage.ask(chat(stream=True))
+    assert told(passage) == {"attempts": 1, "faults_ambiguous": 1, "http_requests": 1, "http_server_errors": 1}
+    assert passage.bench.pool.statuses()[0].faults == 1
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        asking("GET", CHAT),
+        asking("POST", "/v1/embeddings", body=b"{}"),
+        asking("GET", "/nowhere"),
+        asking("GET", "/api/v1/asample"),
+        asking("GET", "/api/v1/nowhere"),
+    ],
+)
+async def test_what_no_route_takes_is_counted(passage: OpenAiPassage, sent: bytes) -> None:
+    status = head_of(await passage.ask(sent))[":status"]
+    kind = "http_server_errors" if status == "501" else "http_client_errors"
+    assert status in ("404", "405", "501")
+    assert told(passage) == {"http_requests": 1, kind: 1}
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
