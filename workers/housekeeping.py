@@ -114,7 +114,9 @@ class Housekeeping:
     async def tend_store(self) -> None:
         """One turn: lease, inbox, list of upstreams, sessions, reaping. Raises `StoreError`."""
         await self._renew()
-        await self._look_at_roll()
+        with suppress(StoreError):
+            # On a cluster it may be on a node that is away, and the other duties on those that are not.
+            await self._look_at_roll()
         for message in await self._deps.store.take_inbox(self._owner):
             self.on_control(message)
         await self._deps.registry.sync()

@@ -156,6 +156,21 @@ async def test_a_store_that_is_emptied_while_it_is_told_is_told_again(
     assert quick.counters.duplicates_suppressed == 1
 
 
+async def test_a_roll_that_cannot_be_read_holds_up_no_other_duty(
+    slow: AppBench, quick: AppBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster one node may be away, and the others there."""
+
+    async def away() -> frozenset[str]:
+        raise AWAY
+
+    monkeypatch.setattr(quick.store, "read_roll", away)
+    await quick.store.send_control(OTHER_OWNER, b"finish gws-nobody")
+    await quick.housekeeping.tend_store()
+    assert await quick.store.take_inbox(OTHER_OWNER) == []
+    assert quick.dispatcher.refilling
+
+
 async def test_a_worker_that_was_taken_for_dead_answers_again(slow: AppBench) -> None:
     await slow.store.leave_roll(OWNER)
     await slow.housekeeping.tend_store()
