@@ -14,6 +14,10 @@ from shared.core.model import MAX_SEQ_ID
 Schema = dict[str, Any]
 
 API: Final = "/api/v1"
+_KEYS: Final = {
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    "bearer": {"type": "http", "scheme": "bearer"},
+}
 _TEXT: Final[Schema] = {"type": "string"}
 _FLAG: Final[Schema] = {"type": "boolean"}
 _COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
@@ -31,6 +35,11 @@ _REFUSALS: Final = {
     "413": "The body is larger than --max-body-bytes",
     "415": "A Content-Encoding where none is taken",
     "429": "Too much at the moment: send it again later",
+}
+# To a request of OpenAI's API; an upstream's own refusals come on top.
+_OPENAI_REFUSALS: Final = {status: text for status, text in _REFUSALS.items() if status != "410"} | {
+    "502": "The upstream did not answer, and may have executed the request",
+    "503": "No upstream takes the request at the moment",
 }
 
 
@@ -126,23 +135,60 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
     ("GET", "/healthz"): Operation("Whether this worker answers; open without an API key", None),
 }
 
+_OPENAI_PARAMS: Final[dict[str, Schema]] = {
+    "model": _TEXT,
+    "max_tokens": {"type": "integer", "minimum": 1},
+    "n": {"type": "integer", "minimum": 1},
+    "seed": {"type": "integer"},
+    "stop": {"anyOf": [_TEXT, _list_of(_TEXT)]},
+    "stream": _FLAG,
+    "temperature": {"type": "number", "minimum": 0},
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+}
+_PROMPT: Final[Schema] = {"anyOf": [_TEXT, _list_of(_COUNT, minItems=1), _list_of(_TEXT, minItems=1)]}
+_MESSAGE: Final = _object("role content", role=_TEXT, content=_TEXT)
+_ERROR: Final = _object("error", error=_object("message type code", message=_TEXT, type=_TEXT, code=_COUNT))
+
+# Whole paths. Fields that do not stand here are passed on as they are.
+OPENAI: Final[dict[tuple[str, str], Operation]] = {
+    ("POST", "/v1/completions"): Operation(
+        "A completion by an upstream, whole or as a stream of events",
+        _object("model prompt", prompt=_PROMPT, logprobs=_COUNT, **_OPENAI_PARAMS),
+    ),
+    ("POST", "/v1/chat/completions"): Operation(
+        "The same behind messages",
+        _object(
+            "model messages",
+            messages=_list_of(_MESSAGE, minItems=1),
+            max_completion_tokens={"type": "integer", "minimum": 1},
+            logprobs=_FLAG,
+            top_logprobs=_COUNT,
+            **_OPENAI_PARAMS,
+        ),
+    ),
+    ("GET", "/v1/models"): Operation("The base models", None),
+}
+
 
 def document(version: str) -> dict[str, Any]:
     """The OpenAPI document of a gateway of this version."""
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
-        paths.setdefault(API + path, {})[method.lower()] = _described(operation)
+        paths.setdefault(API + path, {})[method.lower()] = _described(operation, _responses())
+    for (method, path), operation in OPENAI.items():
+        told = _described(operation, _openai_responses())
+        paths.setdefault(path, {})[method.lower()] = {**told, "security": [{"bearer": []}, {"key": []}]}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Tinker sampling gateway", "version": version},
         "security": [{"key": []}],
         "paths": paths,
-        "components": {"securitySchemes": {"key": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}},
+        "components": {"securitySchemes": _KEYS},
     }
 
 
-def _described(operation: Operation) -> dict[str, Any]:
-    told: dict[str, Any] = {"summary": operation.summary, "responses": _responses()}
+def _described(operation: Operation, responses: dict[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     if operation.parameters:
         told["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}}
@@ -155,8 +201,17 @@ def _described(operation: Operation) -> dict[str, Any]:
 
 def _responses() -> dict[str, Any]:
     anything: Schema = {"application/json": {}, "application/x-protobuf": {}}
-    refused = {"application/json": {"schema": _DETAIL}}
-    told = {status: {"description": text, "content": refused} for status, text in _REFUSALS.items()}
+    told = _refused(_REFUSALS, _DETAIL)
     # A pending sample is told in the form of the SDK, not as a refusal.
     told["408"]["content"] = {"application/json": {}}
     return {"200": {"description": "Done", "content": anything}, **told}
+
+
+def _openai_responses() -> dict[str, Any]:
+    content: Schema = {"application/json": {}, "text/event-stream": {}}
+    return {"200": {"description": "Done", "content": content}, **_refused(_OPENAI_REFUSALS, _ERROR)}
+
+
+def _refused(refusals: dict[str, str], schema: Schema) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema}}
+    return {status: {"description": text, "content": content} for status, text in refusals.items()}
