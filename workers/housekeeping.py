@@ -199,12 +199,12 @@ class Housekeeping:
 
     async def _look_at_roll(self) -> None:
         """Others that have not told yet what they run are waited for; see `shared/core/roll_call.py`."""
-        answered = await self._deps.store.read_roll()
-        if self._owner not in answered:
+        roll = await self._deps.store.read_roll()
+        if self._owner not in roll.answered:
             # Lost once more, or struck off by somebody who took this worker for dead.
             self._must_refill = True
             self._hurry.set()
-        self._roll.look(answered, self._deps.clock.monotonic_s())
+        self._roll.look(roll, self._deps.clock.monotonic_s())
         if self._roll.awaited:
             self._deps.dispatcher.expect_refill(self._roll.left_s(self._deps.clock.monotonic_s()))
         elif self._waits_for_others:

@@ -9,10 +9,7 @@ has not come back by then is reaped.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
+from typing import Final, NamedTuple
 
 # What is broadcast to the workers, before the owner's name.
 THERE: Final = b"there "
@@ -27,6 +24,13 @@ def there_message(owner: str) -> bytes:
 def gone_message(owner: str) -> bytes:
     """`owner` runs nothing any more."""
     return GONE + owner.encode()
+
+
+class Roll(NamedTuple):
+    """What the server that is there now knows: who has answered it, and who is gone since it is there."""
+
+    answered: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
 
 
 class RollCall:
@@ -48,15 +52,15 @@ class RollCall:
         self._awaited |= self._peers
         self._until_s = now_s + self._lease_s
 
-    def look(self, answered: AbstractSet[str], now_s: float) -> None:
-        """`answered`: all who have answered the server that is there now."""
-        if self._owner not in answered:
+    def look(self, roll: Roll, now_s: float) -> None:
+        """Whoever died while nobody could be told of it is known by `roll.gone`."""
+        if self._owner not in roll.answered:
             # It has lost its data once more, or is another one: nothing that it says of others counts.
             return
-        self._awaited -= answered
+        self._awaited -= roll.answered | roll.gone
         if self.left_s(now_s) == 0.0:
             self._awaited = frozenset()
-            self._peers = frozenset(answered) - {self._owner}
+            self._peers = roll.answered - {self._owner}
 
     def is_there(self, owner: str) -> None:
         """It has answered the server, for the first time or again."""

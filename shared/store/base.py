@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shared.core.lifecycle import State
     from shared.core.model import SampleKey
     from shared.core.record import Claim, Header, Record
+    from shared.core.roll_call import Roll
     from shared.core.upstream_list import UpstreamList
 
 
@@ -311,8 +312,8 @@ class Store(Protocol):
         """`owner` has entered all that it runs. False when the server is not that of `run` (any more)."""
         ...
 
-    async def read_roll(self) -> frozenset[str]:
-        """Who has answered the server that is there now."""
+    async def read_roll(self) -> Roll:
+        """What the server that is there now knows of the instances."""
         ...
 
     async def leave_roll(self, owner: str) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from shared.core.lifecycle import SETTLED, SETTLING, Event, State, after, allows
 from shared.core.record import Header, Record
+from shared.core.roll_call import Roll
 from shared.store.base import (
     LeaseView,
     LogEntry,
@@ -304,15 +305,17 @@ class MemoryStore:
         if run != b"%d" % self._server.run:
             return False
         self._server.roll.add(owner)
+        self._server.gone.discard(owner)
         return True
 
-    async def read_roll(self) -> frozenset[str]:
+    async def read_roll(self) -> Roll:
         await self._enter()
-        return frozenset(self._server.roll)
+        return Roll(frozenset(self._server.roll), frozenset(self._server.gone))
 
     async def leave_roll(self, owner: str) -> None:
         await self._enter()
         self._server.roll.discard(owner)
+        self._server.gone.add(owner)
 
     async def lapsed_owners(self) -> list[str]:
         await self._enter()

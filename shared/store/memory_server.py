@@ -47,6 +47,7 @@ class MemoryServer:
     refills: dict[str, float] = field(default_factory=dict)
     instances: set[str] = field(default_factory=set)
     roll: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
     run: int = 1
     inboxes: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     sessions: dict[str, SessionInfo] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class MemoryServer:
             container.clear()
         self.refills.clear()
         self.roll.clear()
+        self.gone.clear()
         self.sessions_of.clear()
         self.instances.clear()
         self.clones.clear()

@@ -229,22 +229,35 @@ return 1
 """
 )
 
-# KEYS roll; ARGV ttl_ms. Who has answered this run. What a server that came back with its data knows of an earlier one
-# is dropped.
+# KEYS roll; ARGV owner, ttl_ms. Gone in this run: kept, since a message may find nobody while a server comes back.
+LEAVE_ROLL: Final = Script(
+    EVEN_WHEN_FULL
+    + _RUN_ID
+    + """
+redis.call('HSET', KEYS[1], ARGV[1], '-' .. run_id)
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1
+"""
+)
+
+# KEYS roll; ARGV ttl_ms. {who has answered this run, who is gone in it}. What a server that came back with its data
+# knows of an earlier one is dropped.
 READ_ROLL: Final = Script(
     EVEN_WHEN_FULL
     + _RUN_ID
     + """
-local flat, answered = redis.call('HGETALL', KEYS[1]), {}
+local flat, answered, gone = redis.call('HGETALL', KEYS[1]), {}, {}
 for at = 1, #flat, 2 do
   if flat[at + 1] == run_id then
     answered[#answered + 1] = flat[at]
+  elseif flat[at + 1] == '-' .. run_id then
+    gone[#gone + 1] = flat[at]
   else
     redis.call('HDEL', KEYS[1], flat[at])
   end
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
-return answered
+return {answered, gone}
 """
 )
 

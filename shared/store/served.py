@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from shared.clock import SystemClock
 from shared.core import upstream_list
 from shared.core.record import ACKNOWLEDGED, HANDED_OVER, HEADER_BYTES, PAUSED, UNDELIVERED, BadRecord, unpack
+from shared.core.roll_call import Roll
 from shared.store import forms, scripts
 from shared.store.base import LeaseView, SessionInfo, StoreRefused
 from shared.store.keys import Keys
@@ -201,12 +202,12 @@ class ServedStore:
     async def answer_roll(self, owner: str, run: bytes) -> bool:
         return bool(await self._line.run(scripts.ANSWER_ROLL, [self._keys.roll], owner, run, _ROLL_TTL_MS))
 
-    async def read_roll(self) -> frozenset[str]:
+    async def read_roll(self) -> Roll:
         found = await self._line.run(scripts.READ_ROLL, [self._keys.roll], _ROLL_TTL_MS)
-        return frozenset(owner.decode() for owner in found)
+        return Roll(*(frozenset(owner.decode() for owner in owners) for owners in found))
 
     async def leave_roll(self, owner: str) -> None:
-        await self._line.call("HDEL", self._keys.roll, owner)
+        await self._line.run(scripts.LEAVE_ROLL, [self._keys.roll], owner, _ROLL_TTL_MS)
 
     # -- messages between workers -------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from shared.core.model import SampleKey
     from shared.core.record import Claim, Header
+    from shared.core.roll_call import Roll
 
 
 @pytest.fixture
@@ -127,6 +128,17 @@ async def test_one_that_died_is_not_waited_for_once_it_is_reaped(slow: AppBench,
     assert quick.dispatcher.in_flight == 1
 
 
+async def test_one_that_died_while_nobody_heard_of_it_is_not_waited_for_either(
+    slow: AppBench, quick: AppBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its subscription is not back yet when the reaper tells."""
+    with monkeypatch.context() as patch:
+        patch.setattr(quick, "on_control", lambda _: None)
+        await reap(quick.store, OWNER, 60.0, quick.clock)
+    await quick.housekeeping.tend_store()
+    assert (await quick.asample()).status == 200
+
+
 async def test_one_that_never_comes_back_is_waited_for_as_long_as_its_lease(slow: AppBench, quick: AppBench) -> None:
     quick.clock.advance(quick.settings.lease_s)
     assert not quick.dispatcher.refilling
@@ -161,7 +173,7 @@ async def test_a_roll_that_cannot_be_read_holds_up_no_other_duty(
 ) -> None:
     """On a cluster one node may be away, and the others there."""
 
-    async def away() -> frozenset[str]:
+    async def away() -> Roll:
         raise AWAY
 
     monkeypatch.setattr(quick.store, "read_roll", away)
@@ -174,6 +186,6 @@ async def test_a_roll_that_cannot_be_read_holds_up_no_other_duty(
 async def test_a_worker_that_was_taken_for_dead_answers_again(slow: AppBench) -> None:
     await slow.store.leave_roll(OWNER)
     await slow.housekeeping.tend_store()
-    assert await slow.store.read_roll() == set()
+    assert not (await slow.store.read_roll()).answered
     await slow.housekeeping.tend_store()
-    assert await slow.store.read_roll() == {OWNER}
+    assert (await slow.store.read_roll()).answered == {OWNER}
