@@ -59,16 +59,17 @@ class _Span(NamedTuple):
 _BETWEEN_NUMBERS: Final = re.compile(rb",(?=[0-9-])")
 
 
-def load(body: Body, choices: int, piece_bytes: int = _PIECE_BYTES) -> Value | None:
+def load(body: Body, choices: int, piece_bytes: int = _PIECE_BYTES, prompt: bytes = b"") -> Value | None:
     """What `document.load` makes of `body`, without the values of `text_offset`, `tokens` and `top_logprobs`.
 
-    None when there are not as many choices, or anything else is unusual; that says nothing about the body.
+    `prompt`: to be left out, as of `without_prompt`; empty where nothing is. None when there are not as many choices,
+    or anything else is unusual; that says nothing about the body.
     """
     parse = document.piece_parser()
     if parse is None:
         return None
     try:
-        return _load(body, choices, _Reader(body, parse, piece_bytes))
+        return _load(body, choices, _Reader(body, parse, piece_bytes), prompt)
     except document.UNREADABLE:
         return None
 
@@ -91,7 +92,7 @@ def without_prompt(body: Body, prompt: bytes) -> Body:
     return b"".join((*rest, view[kept_to:])) if rest else body
 
 
-def _load(body: Body, choices: int, reader: _Reader) -> Value:
+def _load(body: Body, choices: int, reader: _Reader, prompt: bytes) -> Value:
     rest: list[bytes | memoryview] = []
     arrays: dict[int, Array] = {}
     at = 0
@@ -104,6 +105,8 @@ def _load(body: Body, choices: int, reader: _Reader) -> Value:
             rest += (reader.view[at : span.start - 1], stand_in)
             at = span.end + 1
     small = b"".join((*rest, reader.view[at:]))
+    if prompt:
+        small = bytes(without_prompt(small, prompt))
     if small.count(_MARK_DIGITS) != len(arrays):
         raise ValueError("something looks like a mark")
     return Assembled(document.load(small), arrays)

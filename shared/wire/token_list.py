@@ -20,7 +20,10 @@ _TEN_DIGITS: Final = b"0" * 10
 # Where numpy's dozen calls cost less than a search for each of what may not be in it.
 _LONG_BYTES: Final = 4096
 _COMMA: Final = 0x2C
+# What has its code between a comma's and a digit's.
+_BETWEEN: Final = (b"-", b".", b"/")
 _ZERO: Final = 0x30
+_NINE: Final = 0x39
 
 
 def count(inside: bytes) -> int | None:
@@ -46,22 +49,35 @@ def _has_leading_zero(inside: bytes) -> bool:
 
 def _count_long(inside: bytes) -> int | None:
     codes = np.frombuffer(inside, np.uint8)
-    commas = codes == _COMMA
-    digits = (codes - np.uint8(_ZERO)) < 10
-    if not (commas | digits).all() or commas[0] or commas[-1] or (commas[1:] & commas[:-1]).any():
+    if codes.max() > _NINE or codes.min() < _COMMA or any(other in inside for other in _BETWEEN):
         return None
-    if _some_run_of_ten(digits) or _some_leading_zero(codes == _ZERO, commas, digits):
+    commas = codes == _COMMA
+    if commas[0] or commas[-1] or _some_wrong_start(codes, commas) or _some_run_of_ten(commas):
         return None
     return int(np.count_nonzero(commas)) + 1
 
 
-def _some_run_of_ten(digits: NDArray[np.bool_]) -> bool:
+def _some_wrong_start(codes: NDArray[np.uint8], commas: NDArray[np.bool_]) -> bool:
+    """Whether a number is empty, or has a zero in front of its digits; neither end is a comma."""
+    starts = codes[1:] <= _ZERO
+    starts &= commas[:-1]
+    suspects = np.flatnonzero(starts) + 1
+    if codes[0] == _ZERO and not commas[1]:
+        return True
+    # Whoever is last is no comma, so a zero that stands alone; of the others a comma must follow, on a zero.
+    suspects = suspects[suspects < len(codes) - 1]
+    return bool((commas[suspects] | ~commas[suspects + 1]).any())
+
+
+def _some_run_of_ten(commas: NDArray[np.bool_]) -> bool:
+    # Wherever it begins, a run of ten holds four neighbouring pairs, each of bytes 2k and 2k + 1.
+    twos = commas[: len(commas) // 2 * 2].view(np.uint16) == 0
+    fours = twos[1:] & twos[:-1]
+    return bool((fours[2:] & fours[:-2]).any()) and _some_exact_run_of_ten(~commas)
+
+
+def _some_exact_run_of_ten(digits: NDArray[np.bool_]) -> bool:
     twos = digits[1:] & digits[:-1]
     fours = twos[2:] & twos[:-2]
     eights = fours[4:] & fours[:-4]
     return bool((eights[2:] & twos[:-8]).any())
-
-
-def _some_leading_zero(zeros: NDArray[np.bool_], commas: NDArray[np.bool_], digits: NDArray[np.bool_]) -> bool:
-    within = commas[:-2] & zeros[1:-1] & digits[2:]
-    return bool(within.any() or (zeros[0] and digits[1]))

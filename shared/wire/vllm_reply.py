@@ -84,13 +84,16 @@ def decode_reply(
     `load`: one of `document.LOADERS`; left out, it is what costs least, with the same outcome.
     """
     if load is None and call.protocol is UpstreamProtocol.COMPLETIONS:
+        prompt = spec.prompt if len(spec.prompt) >= _LONG_PROMPT_BYTES else b""
+        # A body that is long by its prompt alone is short once that is left out.
+        own_bytes = len(body) - len(prompt) * max(call.sequences, 1)
         # What is read in parts leaves out what scores and a top-k ask for.
-        if len(body) >= _LONG_BYTES and not (call.scores or spec.topk_sample_logprobs):
-            decoded = _decode_in_parts(call, spec, body)
+        if own_bytes >= _LONG_BYTES and not (call.scores or spec.topk_sample_logprobs):
+            decoded = _decode_in_parts(call, spec, body, prompt)
             if decoded is not None:
                 return decoded
-        elif len(spec.prompt) >= _LONG_PROMPT_BYTES:
-            load = partial(_load_without_prompt, spec.prompt)
+        elif prompt:
+            load = partial(_load_without_prompt, prompt)
     return _decode_whole(call, spec, body, load or document.load)
 
 
@@ -98,9 +101,9 @@ def _load_without_prompt(prompt: bytes, body: Body) -> Value:
     return document.load(long_reply.without_prompt(body, prompt))
 
 
-def _decode_in_parts(call: UpstreamCall, spec: SampleSpec, body: Body) -> Decoded | None:
+def _decode_in_parts(call: UpstreamCall, spec: SampleSpec, body: Body, prompt: bytes) -> Decoded | None:
     """None where the whole must be looked at: for what is unusual, and for the words of a fault."""
-    reply = long_reply.load(body, call.sequences)
+    reply = long_reply.load(body, call.sequences, prompt=prompt)
     decoded = _decode_whole(call, spec, body, lambda _: reply) if reply is not None else None
     return decoded if isinstance(decoded, Decoded) else None
 

@@ -176,4 +176,5 @@ def _stop_fields(spec: SampleSpec) -> dict[str, Any]:
 
 
 def _splice(opening: bytes, prompt: bytes, fields: dict[str, Any]) -> bytes:
-    return opening + prompt + b"]," + orjson.dumps(fields)[1:]
+    # At once: a prompt is copied for each `+`.
+    return b"".join((opening, prompt, b"],", orjson.dumps(fields)[1:]))

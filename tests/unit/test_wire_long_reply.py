@@ -239,6 +239,33 @@ def test_a_prompt_that_is_repeated_is_left_out(told: list[dict[str, Any]], promp
     assert left == json.loads(written(told))
 
 
+@given(st.lists(choices(), min_size=1, max_size=3), st.sampled_from([b"10,11,12", b"10,11", b"11,12"]))
+def test_of_what_is_read_in_parts_too(told: list[dict[str, Any]], prompt: bytes) -> None:
+    body = written(told)
+    expected = told_whole(body)
+    for choice in expected["choices"]:
+        choice["prompt_token_ids"] = None if prompt == b"10,11,12" else choice["prompt_token_ids"]
+    assert told_in_parts(long_reply.load(body, len(told), WHOLE_BYTES, prompt)) == expected
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize("repeated", [True, False])
+def test_a_body_that_is_long_by_its_prompt_alone_is_none(
+    sequences: int, repeated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = list(range(10_000, 50_000))
+    spec = SampleSpec(b",".join(b"%d" % token for token in ids), len(ids), sequences, SamplingParams())
+    call = UpstreamCall(b"", sequences, False)
+    one = json.loads(two_tokens())["choices"][0]
+    told = [{**one, "index": index, "prompt_token_ids": ids if repeated else None} for index in range(sequences)]
+    read_in_parts: list[int] = []
+    monkeypatch.setattr(long_reply, "load", lambda body, *_, **__: read_in_parts.append(len(body)))
+    found = decode_reply(call, spec, written(told))
+    assert isinstance(found, Decoded)
+    assert found == decode_reply(call, spec, written(told), document.load)
+    assert not read_in_parts
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

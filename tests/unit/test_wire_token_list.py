@@ -29,6 +29,15 @@ def test_what_is_a_list_and_what_is_not(inside: bytes, ahead: bool, behind: bool
         assert token_list._count_long(told) == expected(told)
 
 
+@given(data=st.data())
+def test_one_byte_that_is_another(data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, 10**9 - 1) | st.just(0), min_size=8, max_size=60))
+    told = bytearray(b",".join(b"%d" % token for token in ids))
+    for at in data.draw(st.lists(st.integers(0, len(told) - 1), max_size=2)):
+        told[at] = data.draw(st.sampled_from(b"0,9-./:+"))
+    assert token_list._count_long(bytes(told)) == expected(bytes(told))
+
+
 @given(inside=st.binary(max_size=8), at=st.integers(0, len(LONG)))
 def test_nothing_but_digits_and_commas(inside: bytes, at: int) -> None:
     told = LONG[:at] + inside + LONG[at:]
