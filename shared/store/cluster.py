@@ -119,10 +119,9 @@ class ClusterStore(ServedStore):
     ) -> Settled:
         line = self._bulk if len(payload) >= BULK_FROM_BYTES else self._line
         record = pack(state, claim, payload)
-        attempt = claim.attempt.to_bytes(2, "big")
         name = self._keys.sample(key)
         script = scripts.SETTLE_RECORD if state is State.READY else scripts.SETTLE_RECORD_WITHOUT_RESULT
-        settled = SETTLED[await line.run(script, [name], claim.owner, attempt, record, forms.ms(ttl_s))]
+        settled = SETTLED[await line.run(script, [name], record, forms.ms(ttl_s))]
         ended: tuple[State, int] | None = (state, len(payload))
         if settled is Settled.REFUSED:
             # It has ended otherwise, long ago perhaps: but the log may be a younger one, of a shard that lost its data.
@@ -135,15 +134,12 @@ class ClusterStore(ServedStore):
     async def _log(
         self, key: SampleKey, state: State, size_bytes: int, ttl_s: float, now_ms: int, look_back: int
     ) -> None:
-        ttl_ms = forms.ms(ttl_s)
         await self._line.run(
             scripts.LOG,
             [self._keys.log(key.session_key, key.clone_id)],
-            forms.log_entry(key, state, size_bytes),
+            forms.log_entry(key, state, size_bytes, now_ms),
             self._epoch(),
-            ttl_ms,
-            now_ms,
-            now_ms - ttl_ms,
+            forms.ms(ttl_s),
             look_back,
         )
 
@@ -210,7 +206,7 @@ class ClusterStore(ServedStore):
 
     async def info(self) -> StoreInfo:
         """Memory and traffic are those of all masters together; the policy is the most harmful one."""
-        replies = await _all(shard.line.call("INFO", "everything") for shard in self._shards.masters)
+        replies = await _all(shard.line.call("INFO", *forms.INFO_SECTIONS) for shard in self._shards.masters)
         infos = [forms.store_info(forms.parse_info(reply)) for reply in replies]
         policies = {info.policy: None for info in infos}
         return replace(

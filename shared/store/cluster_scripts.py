@@ -15,8 +15,7 @@ redis.call('SET', KEYS[1], ARGV[1])
 return false
 """)
 
-# KEYS record; ARGV owner, attempt (2 bytes), record, ttl_ms. 0 written, 1 repeated, 2 refused, 3 written where nothing
-# was.
+# KEYS record; ARGV record, ttl_ms. 0 written, 1 repeated, 2 refused, 3 written where nothing was.
 SETTLE_RECORD: Final = Script(WRITE_ENDING + WRITTEN)
 SETTLE_RECORD_WITHOUT_RESULT: Final = Script(EVEN_WHEN_FULL + WRITE_ENDING + WRITTEN)
 
@@ -43,19 +42,19 @@ return {state, redis.call('STRLEN', KEYS[1])}
 """
 )
 
-# KEYS log; ARGV entry, epoch, ttl_ms, now_ms, cut_ms, look_back. Not when one of the `look_back` newest entries is of
-# the same sample and kind.
+# KEYS log; ARGV entry, epoch, ttl_ms, look_back. Not when one of the `look_back` newest entries is of the same sample
+# and kind.
 LOG: Final = Script(
     EVEN_WHEN_FULL
     + APPEND
     + """
-if ARGV[6] ~= '0' then
+if ARGV[4] ~= '0' then
   local wanted = string.match(ARGV[1], '^%a %d+ ')
-  for _, item in ipairs(redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', ARGV[6])) do
-    if string.sub(item[2][2], 1, #wanted) == wanted then return 0 end
+  for _, entry in ipairs(redis.call('LRANGE', KEYS[1], -ARGV[4], '-1')) do
+    if string.sub(entry, 1, #wanted) == wanted then return 0 end
   end
 end
-append(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5])
+append(KEYS[1], ARGV[1], ARGV[2], ARGV[3])
 return 1
 """
 )

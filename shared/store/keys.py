@@ -28,7 +28,7 @@ class Keys:
         return [self.sample(key) for key in keys]
 
     def log(self, session_key: str, clone_id: int) -> str:
-        return f"{self.prefix}:l:{{{session_key}}}:{clone_id}"
+        return f"{self.prefix}:d:{{{session_key}}}:{clone_id}"
 
     def open_set(self, owner: str) -> str:
         return f"{self.prefix}:o:{{{owner}}}"

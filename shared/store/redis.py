@@ -100,27 +100,21 @@ class RedisStore(ServedStore):
 
     async def begin(self, key: SampleKey, claim: Claim) -> Header | None:
         keys = [self._keys.sample(key), self._keys.open_set(claim.owner)]
-        header = pack_header(State.PENDING, claim)
-        found = await self._line.run(scripts.BEGIN, keys, member(key), header, claim.owner)
+        found = await self._line.run(scripts.BEGIN, keys, pack_header(State.PENDING, claim), member(key))
         return forms.header_of(found) if found is not None else None
 
     async def settle(
         self, key: SampleKey, claim: Claim, state: State, payload: bytes, *, ttl_s: float, now_ms: int
     ) -> Settled:
-        ttl_ms = forms.ms(ttl_s)
         line = self._bulk if len(payload) >= BULK_FROM_BYTES else self._line
         code = await line.run(
             scripts.SETTLE if state is State.READY else scripts.SETTLE_WITHOUT_RESULT,
             [self._keys.sample(key), self._keys.open_set(claim.owner), self._keys.log(key.session_key, key.clone_id)],
-            claim.owner,
-            claim.attempt.to_bytes(2, "big"),
             pack(state, claim, payload),
-            ttl_ms,
+            forms.ms(ttl_s),
             member(key),
-            forms.log_entry(key, state, len(payload)),
+            forms.log_entry(key, state, len(payload), now_ms),
             self._epoch(),
-            now_ms,
-            now_ms - ttl_ms,
         )
         return SETTLED[code]
 
@@ -150,7 +144,7 @@ class RedisStore(ServedStore):
         keys = [self._keys.open_set(owner), self._keys.instances, self._keys.lease(owner)]
         while True:
             left, *members = await self._line.run(
-                scripts.REAP, keys, self._keys.prefix, owner, ttl_ms, now_ms, now_ms - ttl_ms, self._epoch(), limit
+                scripts.REAP, keys, self._keys.prefix, owner, ttl_ms, now_ms, self._epoch(), limit
             )
             # A batch of nothing but entries that were not the owner's is no reason to stop.
             if members or not left:
@@ -162,7 +156,7 @@ class RedisStore(ServedStore):
         await self._line.call("PING")
 
     async def info(self) -> StoreInfo:
-        info = forms.store_info(forms.parse_info(await self._line.call("INFO", "everything")))
+        info = forms.store_info(forms.parse_info(await self._line.call("INFO", *forms.INFO_SECTIONS)))
         return replace(info, mode="sentinel") if isinstance(self._place, Sentinels) else info
 
 

@@ -14,60 +14,67 @@ from shared.store.lines import Script
 
 EVEN_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
 
-# append(log, entry, epoch, ttl_ms, now_ms, cut_ms): a stream's ids are <epoch>-<n>; the epoch is drawn anew with every
-# stream that begins, so that a cursor of an older one is recognised. Old entries are dropped every 32nd time; the
-# newest always stays, it keeps the epoch.
+# append(log, entry, epoch, ttl_ms): a log is a list. Its first element is "<epoch> <how many entries were trimmed>",
+# the others are entries, each with its time in ms at the end. The epoch is drawn anew with every log that begins, so
+# that a cursor of an older one is recognised. Old entries are dropped every 32nd time; the newest always stays.
 APPEND: Final = """
-local function append(log, entry, epoch, ttl_ms, now_ms, cut_ms)
-  local last = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
-  if last[1] then epoch = string.match(last[1][1], '^%d+') end
-  local id = redis.call('XADD', log, epoch .. '-*', 'e', entry, 't', now_ms)
-  if tonumber(string.match(id, '%d+$')) % 32 == 31 then
-    for _, old in ipairs(redis.call('XRANGE', log, '-', '(' .. id, 'COUNT', 64)) do
-      if tonumber(old[2][4]) >= tonumber(cut_ms) then break end
-      redis.call('XDEL', log, old[1])
+local function append(log, entry, epoch, ttl_ms)
+  local length = redis.call('RPUSHX', log, entry)
+  if length == 0 then length = redis.call('RPUSH', log, epoch .. ' 0', entry) end
+  if length % 32 == 0 then
+    local cut_ms = string.match(entry, '%d+$') - ttl_ms
+    local function is_old(old) return old and tonumber(string.match(old, '%d+$')) < cut_ms end
+    if is_old(redis.call('LINDEX', log, '1')) then
+      local oldest, old = redis.call('LRANGE', log, '0', '64'), 0
+      while old < length - 2 and is_old(oldest[old + 2]) do old = old + 1 end
+      local epoch_before, trimmed = string.match(oldest[1], '^(%d+) (%d+)$')
+      -- The last that goes becomes the first element.
+      redis.call('LSET', log, old, epoch_before .. ' ' .. string.format('%d', trimmed + old))
+      redis.call('LTRIM', log, old, '-1')
     end
   end
   redis.call('PEXPIRE', log, ttl_ms)
 end
 """
 
-# KEYS record, open set; ARGV member, header, owner. The header that was first, or false.
+# KEYS record, open set; ARGV header, member. The header that was first, or false.
 BEGIN: Final = Script("""
-local found = redis.call('GETRANGE', KEYS[1], 0, 39)
-if found == '' or (string.sub(found, 1, 1) == 'P' and string.sub(found, 25, 40) == ARGV[3]) then
-  redis.call('SADD', KEYS[2], ARGV[1])
+if redis.call('SET', KEYS[1], ARGV[1], 'NX') then
+  redis.call('SADD', KEYS[2], ARGV[2])
+  return false
 end
-if found ~= '' then return found end
-redis.call('SET', KEYS[1], ARGV[2])
-return false
+local found = redis.call('GETRANGE', KEYS[1], '0', '39')
+if string.sub(found, 1, 1) == 'P' and string.sub(found, 25, 40) == string.sub(ARGV[1], 25, 40) then
+  redis.call('SADD', KEYS[2], ARGV[2])
+end
+return found
 """)
 
-# KEYS[1] record; ARGV[1..4] owner, attempt (2 bytes), record, ttl_ms. Goes on when it has written, else returns
-# 1 repeated, 2 refused.
+# KEYS[1] record; ARGV[1..2] record, ttl_ms. Goes on when it has written, else returns 1 repeated, 2 refused. What is
+# there as a rule, the header of this very claim, is seen with one comparison.
 WRITE_ENDING: Final = """
-local found = redis.call('GETRANGE', KEYS[1], 0, 39)
-if found ~= '' then
-  local state = string.sub(found, 1, 1)
-  local mine = string.sub(found, 25, 40) == ARGV[1] and string.sub(found, 3, 4) == ARGV[2]
+local found = redis.call('GETRANGE', KEYS[1], '0', '39')
+if found ~= 'P-' .. string.sub(ARGV[1], 3, 40) and found ~= '' then
+  local function owner_of(record) return string.sub(record, 25, 40) .. string.sub(record, 3, 4) end
+  local state, mine = string.sub(found, 1, 1), owner_of(found) == owner_of(ARGV[1])
   if not mine or state ~= 'P' then
-    local wanted = string.sub(ARGV[3], 1, 1)
+    local wanted = string.sub(ARGV[1], 1, 1)
     if mine and (state == wanted or (state == 'D' and wanted == 'R')) then return 1 end
     return 2
   end
 end
-redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 """
 WRITTEN: Final = "return found == '' and 3 or 0\n"
 
-# KEYS record, open set, log; ARGV owner, attempt (2 bytes), record, ttl_ms, member, entry, epoch, now_ms, cut_ms.
+# KEYS record, open set, log; ARGV record, ttl_ms, member, entry, epoch.
 # 0 written, 1 repeated, 2 refused, 3 written where nothing was.
 _SETTLE: Final = (
     APPEND
     + WRITE_ENDING
     + """
-redis.call('SREM', KEYS[2], ARGV[5])
-append(KEYS[3], ARGV[6], ARGV[7], ARGV[4], ARGV[8], ARGV[9])
+redis.call('SREM', KEYS[2], ARGV[3])
+append(KEYS[3], ARGV[4], ARGV[5], ARGV[2])
 """
     + WRITTEN
 )
@@ -100,15 +107,14 @@ START_CLOCK: Final = Script(
     EVEN_WHEN_FULL
     + """
 local started = 0
+local next_clocks = ARGV[2] == 'r' and {['-'] = 'r', A = 'a'} or {['-'] = 'A', r = 'a'}
 for _, key in ipairs(KEYS) do
-  local head = redis.call('GETRANGE', key, 0, 1)
-  local state, clock = string.sub(head, 1, 1), string.sub(head, 2, 2)
-  local next = (ARGV[2] == 'r' and {['-'] = 'r', A = 'a'} or {['-'] = 'A', r = 'a'})[clock]
-  if head ~= '' and state ~= 'P' and next then
+  local head = redis.call('GETRANGE', key, '0', '1')
+  local state, clock = string.sub(head, 1, 1), next_clocks[string.sub(head, 2, 2)]
+  if clock and state ~= 'P' then
     if state == 'R' then state = 'D' end
-    redis.call('SETRANGE', key, 0, state .. next)
-    local left_ms = redis.call('PTTL', key)
-    if left_ms < 0 or left_ms > tonumber(ARGV[1]) then redis.call('PEXPIRE', key, ARGV[1]) end
+    redis.call('SETRANGE', key, '0', state .. clock)
+    redis.call('PEXPIRE', key, ARGV[1], 'LT')
     started = started + 1
   end
 end
@@ -126,43 +132,38 @@ end
 return unread
 """)
 
-# KEYS log; ARGV epoch, n, limit. {epoch, {id, entry, ...}}, or {} when there is no log. The epoch that a client sees is
-# mixed with the server's run id: a server that came back with an older state numbers new entries as it had numbered the
-# ones it lost, and a client would pass over them.
+# KEYS log; ARGV epoch, n, limit. {1 when the cursor is known, epoch, n after the entries, entries}, or {} when there is
+# no log. The epoch that a client sees is mixed with the server's run id: a server that came back with an older state
+# numbers new entries as it had numbered the ones it lost, and a client would pass over them.
 READ_LOG: Final = Script("""
-local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
-if not last[1] then return {} end
-local epoch, head = string.match(last[1][1], '^(%d+)-(%d+)$')
+local first = redis.call('LINDEX', KEYS[1], '0')
+if not first then return {} end
+local epoch, trimmed = string.match(first, '^(%d+) (%d+)$')
 local run = tonumber(string.match(redis.call('INFO', 'server'), 'run_id:(%x%x%x%x%x)'), 16)
-local shown = string.format('%d', bit.bxor(tonumber(epoch), run))
-local n = tonumber(ARGV[2])
-local from = '-'
-if ARGV[1] == shown and n >= 1 and n <= tonumber(head) + 1 then
-  from = '(' .. epoch .. '-' .. string.format('%d', n - 1)
+local shown = bit.bxor(tonumber(epoch), run)
+local n, known, passed = tonumber(ARGV[2]), 0, 0
+if ARGV[1] == string.format('%d', shown) and n >= 1 and n < trimmed + redis.call('LLEN', KEYS[1]) then
+  known, passed = 1, math.max(n - trimmed, 0)
 end
-local flat = {}
-for _, item in ipairs(redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', ARGV[3])) do
-  flat[#flat + 1] = shown .. string.match(item[1], '-%d+$')
-  flat[#flat + 1] = item[2][2]
-end
-return {from == '-' and '0' or '1', flat}
+local entries = redis.call('LRANGE', KEYS[1], passed + 1, passed + ARGV[3])
+return {known, shown, trimmed + passed + #entries, entries}
 """)
 
-# KEYS open set, known instances, lease; ARGV prefix, owner, ttl_ms, now_ms, cut_ms, epoch, limit.
+# KEYS open set, known instances, lease; ARGV prefix, owner, ttl_ms, now_ms, epoch, limit.
 # {entries left, member, ...}: the members that were ORPHANED.
 REAP: Final = Script(
     EVEN_WHEN_FULL
     + APPEND
     + """
 local reaped = {0}
-for _, member in ipairs(redis.call('SRANDMEMBER', KEYS[1], ARGV[7])) do
+for _, member in ipairs(redis.call('SRANDMEMBER', KEYS[1], ARGV[6])) do
   local key = ARGV[1] .. ':s:' .. member
   local head = redis.call('GETRANGE', key, 0, 39)
   if string.sub(head, 1, 1) == 'P' and string.sub(head, 25, 40) == ARGV[2] then
     redis.call('SET', key, 'O-' .. string.sub(head, 3), 'PX', ARGV[3])
     local session, seq = string.match(member, '^(.*):(%d+)$')
     local clone = #seq > 9 and string.sub(seq, 1, -10) or '0'
-    append(ARGV[1] .. ':l:{' .. session .. '}:' .. clone, 'X ' .. seq .. ' 0', ARGV[6], ARGV[3], ARGV[4], ARGV[5])
+    append(ARGV[1] .. ':d:{' .. session .. '}:' .. clone, 'X ' .. seq .. ' 0 ' .. ARGV[4], ARGV[5], ARGV[3])
     reaped[#reaped + 1] = member
   end
   redis.call('SREM', KEYS[1], member)

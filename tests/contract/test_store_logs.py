@@ -80,7 +80,7 @@ async def test_a_log_that_began_anew_is_not_mistaken_for_the_old_one(bench: Benc
     store = await bench.store(ALICE)
     await complete(store, 1, 2, 3)
     old = (await store.read_log("session", 0, 0, limit=10)).cursor
-    bench.forget("gw:l:{session}:0")
+    bench.forget("gw:d:{session}:0")
     assert (await store.read_log("session", 0, old, limit=10)).cursor == 0
     await complete(store, 11, 12, 13, 14)
     page = await store.read_log("session", 0, old, limit=10)

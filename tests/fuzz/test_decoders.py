@@ -263,12 +263,13 @@ def test_records(data: bytes) -> None:
 
 @fuzz
 @given(
-    damaged(forms.log_entry(KEY, State.READY, 10).encode()),
-    damaged(b"1-1", b"4294967295-9"),
-    st.sampled_from([b"0", b"1"]),
+    damaged(forms.log_entry(KEY, State.READY, 10, 1_790_000_000_000).encode()),
+    st.integers(0, 2**21),
+    st.integers(0, 2**32),
+    st.sampled_from([0, 1]),
 )
-def test_completion_logs(entry: bytes, stream_id: bytes, known: bytes) -> None:
-    allowed(lambda: forms.log_page([known, [stream_id, entry]], 0), StoreRefused)
+def test_completion_logs(entry: bytes, epoch: int, n: int, known: int) -> None:
+    allowed(lambda: forms.log_page([known, epoch, n, [entry]], 0), StoreRefused)
 
 
 @fuzz
