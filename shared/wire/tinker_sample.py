@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from hashlib import sha256
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
@@ -20,6 +20,8 @@ from shared.core.model import IMAGE_MARK, MAX_SEQ_ID, Image, SampleSpec, Samplin
 from shared.core.record import DIGEST_BYTES
 from shared.wire import token_list
 from shared.wire.image_chunk import read_image
+from shared.wire.recent import Recent
+from shared.wire.sample_frame import MARKS, Frame, cut, marked
 from shared.wire.strict import decode, decode_lifted, lift
 
 MAX_SAMPLES: Final = 1024
@@ -33,6 +35,8 @@ MAX_TEMPERATURE: Final = 2.0
 _INT64: Final = range(-(2**63), 2**63)
 _INT32_MAX: Final = 2**31 - 1
 _WHITE: Final = b" \n\r\t"
+# Each client has one for each set of parameters; of 10 KB at most.
+_FRAMES: Final = 256
 
 # What was lifted out of the body; None when nothing was.
 Lists = list[tuple[bytes, int]] | None
@@ -87,11 +91,96 @@ class SampleCall(msgspec.Struct, frozen=True):
     spec: SampleSpec
 
 
+class _Known(msgspec.Struct, frozen=True):
+    """What is known of a frame. `call`: with marks for what is in its gaps; `rest`: that part of the digest.
+
+    `texts`: max_tokens, seed and seq_id as the frame tells them. The others are where each is to be found, once these
+    are put behind the numbers in the gaps.
+    """
+
+    call: SampleCall
+    rest: bytes
+    texts: tuple[bytes, ...]
+    max_tokens_at: int
+    seed_at: int
+    seq_id_at: int
+
+
 _decoder: Final = msgspec.json.Decoder(_Sample)
+# False: a frame of which nothing is known but that its bodies are to be read as a whole.
+_frames: Final[Recent[Frame, _Known | Literal[False]]] = Recent(_FRAMES)
 
 
 def decode_sample(body: bytes) -> SampleCall:
     """The submission in `body`. Raises `BadRequest` with one sentence for the caller."""
+    parts = cut(body)
+    if parts is not None:
+        frame, lists, numbers = parts
+        known = _frames.get(frame)
+        if known is None:
+            known = _read_frame(frame) or False
+            _frames.put(frame, known)
+        if known and (call := _filled(known, lists, numbers)) is not None:
+            return call
+    return decode_whole(body)
+
+
+def _read_frame(frame: Frame) -> _Known | None:
+    """None unless what its gaps hold is what they are called, and decides nothing but itself."""
+    body, prompt = marked(frame) or (b"", b"")
+    try:
+        call = decode_whole(body)
+    except BadRequest:
+        return None
+    if call.sampling_session_id is None or call.spec.prompt != prompt or call.spec.images:
+        return None
+    spec, params = call.spec, call.spec.params
+    read = {b"max_tokens": params.max_tokens, b"seed": params.seed, b"seq_id": call.seq_id}
+    gaps = frame[1::2]
+    if any(read[name] != MARKS[name] for name in gaps):
+        return None
+    if spec.prompt_logprobs_last_n is not None:
+        # It depends on how long the prompt is.
+        return None
+    rest = (spec.prompt_logprobs, spec.topk_prompt_logprobs, spec.topk_sample_logprobs, None)
+    texts = tuple(str(number).encode() for number in read.values())
+    return _Known(call, _told(params, rest), texts, *map((*gaps, *read).index, read))
+
+
+def _filled(known: _Known, lists: list[bytes], numbers: list[bytes]) -> SampleCall | None:
+    """What the body says; None where a number or a list is not what it may be, and the whole has to tell how."""
+    prompt = lists[0] if len(lists) == 1 else b",".join(lists)
+    # An empty list among them leaves a comma too much, and is none for a plain list.
+    ids = token_list.count(prompt)
+    numbers.extend(known.texts)
+    max_tokens_text, seed_text = numbers[known.max_tokens_at], numbers[known.seed_at]
+    max_tokens, seed, seq_id = _number(max_tokens_text), _number(seed_text), _number(numbers[known.seq_id_at])
+    if ids is None or (max_tokens is not None and not 1 <= max_tokens <= _INT32_MAX):
+        return None
+    call = known.call
+    spec, params = call.spec, call.spec.params
+    digest = _digest(spec.num_samples, max_tokens_text, seed_text, known.rest, prompt)
+    params = SamplingParams(max_tokens, seed, params.stop, params.temperature, params.top_k, params.top_p)
+    spec = SampleSpec(
+        prompt,
+        ids,
+        spec.num_samples,
+        params,
+        spec.prompt_logprobs,
+        spec.topk_prompt_logprobs,
+        spec.topk_sample_logprobs,
+        None,
+        digest,
+    )
+    return SampleCall(call.sampling_session_id, seq_id, call.base_model, call.model_path, spec)
+
+
+def _number(text: bytes) -> int | None:
+    return None if text == b"None" else int(text)
+
+
+def decode_whole(body: bytes) -> SampleCall:
+    """As `decode_sample`, of which this is the long way."""
     lifted = lift(body)
     if lifted is None:
         sample, lists = decode(_decoder, body, "sample request"), None
@@ -115,13 +204,21 @@ def require_name(name: str | None) -> None:
         raise BadRequest(f"a model's name or path must have 1 to {MAX_NAME_BYTES} bytes")
 
 
-def _digest(prompt: bytes, rest: tuple[Any, ...]) -> bytes:
-    """16 bytes that are equal for requests of equal meaning, however they were written."""
+def _digest(num_samples: int, max_tokens: bytes, seed: bytes, rest: bytes, prompt: bytes) -> bytes:
+    """16 bytes that are equal for requests of equal meaning, however they were written. `rest`: by `_told`.
+
+    Every host and version makes the same of the same: a repeat may come to another one.
+    """
     # Processors have instructions for this hash: half of blake2b's time for a long prompt.
-    hashed = sha256(repr(rest).encode("utf-8", "surrogatepass"))
-    hashed.update(b"\0")
+    hashed = sha256(b"(%d, %b, %b, %b\0" % (num_samples, max_tokens, seed, rest))
     hashed.update(prompt)
     return hashed.digest()[:DIGEST_BYTES]
+
+
+def _told(params: SamplingParams, rest: tuple[Any, ...]) -> bytes:
+    """All that decides the result, in the order of the fields, from `stop` on; in front of it stands what varies."""
+    told = repr((params.stop, params.temperature, params.top_k, params.top_p, *rest))
+    return told[1:].encode("utf-8", "surrogatepass")
 
 
 def _refuse_unsupported(sample: _Sample) -> None:
@@ -144,12 +241,9 @@ def _spec(sample: _Sample, lists: Lists) -> SampleSpec:
         _last_n(sample, prompt_tokens),
     )
     seen = [(image.format, sha256(image.data).digest()) for image in images]
-    digest = _digest(prompt, (num_samples, *_values(params), *rest, *seen))
+    texts = (str(params.max_tokens).encode(), str(params.seed).encode())
+    digest = _digest(num_samples, *texts, _told(params, (*rest, *seen)), prompt)
     return SampleSpec(prompt, prompt_tokens, num_samples, params, *rest, digest, tuple(images))
-
-
-def _values(params: SamplingParams) -> tuple[Any, ...]:
-    return params.max_tokens, params.seed, params.stop, params.temperature, params.top_k, params.top_p
 
 
 def _prompt(chunks: list[_Chunk], lists: Lists) -> tuple[bytes, int, list[Image]]:
