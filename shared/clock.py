@@ -17,8 +17,8 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    def monotonic_s(self) -> float:
-        return time.monotonic()
+    # The function itself: a dozen times for each sample, a frame around it costs more than the reading.
+    monotonic_s = staticmethod(time.monotonic)
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000

@@ -18,7 +18,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from shared.core.errors import BadRequest, Overloaded
+from shared.core.errors import BadRequest
 from shared.core.lifecycle import State
 from shared.core.model import Category, Failure
 from shared.core.record import Claim, Header, Record
@@ -51,8 +51,6 @@ log = logging.getLogger(__name__)
 _FIRST_ATTEMPT: Final = 1
 # After a write was refused for lack of memory, new samples are refused this long before Redis is asked again.
 _FULL_FOR_S: Final = 1.0
-# A duplicate does not outwait the store: well below the SDK's 60 s for a submission.
-_DUPLICATE_WAITS_S: Final = 10.0
 # What a sample costs this worker besides its prompt: task, futures, the connection to the upstream.
 _SAMPLE_OVERHEAD_BYTES: Final = 16 * 1024
 
@@ -119,9 +117,14 @@ class Dispatcher:
     @property
     def refilling(self) -> bool:
         """Whether what the store does not know may still be on its way to it."""
-        now_s = self._clock.monotonic_s()
-        is_met = self._store.restarted_s == self._restart_met_s
-        return not is_met or now_s < self._refilled_until_s or is_refilling(self._store, self._clock)
+        return self._is_refilling(self._clock.monotonic_s())
+
+    def _is_refilling(self, now_s: float) -> bool:
+        restarted_s = self._store.restarted_s
+        is_met = restarted_s == self._restart_met_s
+        if not is_met or now_s < self._refilled_until_s:
+            return True
+        return restarted_s is not None and is_refilling(self._store, self._clock)
 
     def meet_restart(self, restarted_s: float | None) -> None:
         """That restart of the store is being dealt with; until then it counts as being refilled."""
@@ -149,33 +152,39 @@ class Dispatcher:
         key = session.key(seq_id)
         running = self._running.get(key)
         if running is None:
-            running = self._claim(session, key, spec, target, caller)
+            now_s = self._clock.monotonic_s()
+            running = self._claim(session, key, spec, target, caller, now_s)
             running.trace = trace
-            first = await self._begin(running)
+            first = await self._begin(running, now_s)
         else:
-            first = await _known(running)
+            first = await running.known()
         if first is not None:
             self._accept_duplicate(first, spec)
 
     def _claim(
-        self, session: SamplingSession, key: SampleKey, spec: SampleSpec, target: Target, caller: Caller
+        self,
+        session: SamplingSession,
+        key: SampleKey,
+        spec: SampleSpec,
+        target: Target,
+        caller: Caller,
+        now_s: float,
     ) -> Running:
         held_bytes = spec.size_bytes + _SAMPLE_OVERHEAD_BYTES
-        full = self._clock.monotonic_s() < self._full_until_s
-        holding = self.room.take(caller, held_bytes, store_full=full, store_refilling=self.refilling)
+        full = now_s < self._full_until_s
+        holding = self.room.take(caller, held_bytes, store_full=full, store_refilling=self._is_refilling(now_s))
         claim = Claim(self.owner, _FIRST_ATTEMPT, spec.num_samples, spec.digest)
-        begun: asyncio.Future[Header | None] = self._loop.create_future()
-        # Duplicates may never come to look at it.
-        begun.add_done_callback(_mark_retrieved)
-        running = Running(session, key, spec, claim, target, held_bytes, begun, holding)
+        running = Running(session, key, spec, claim, target, held_bytes, holding)
         # No await between the look and this line: the second of two equal submissions finds the first.
         self._running[key] = running
-        self._by_session.setdefault(session.session_id, set()).add(running)
+        of_session = self._by_session.get(session.session_id)
+        if of_session is None:
+            of_session = self._by_session[session.session_id] = set()
+        of_session.add(running)
         return running
 
-    async def _begin(self, running: Running) -> Header | None:
+    async def _begin(self, running: Running, asked_s: float) -> Header | None:
         """Enter it into the store and start it; the header of who was first when that was not us."""
-        asked_s = self._clock.monotonic_s()
         try:
             first = await self._store.begin(running.key, running.claim)
         except StoreUnavailable as error:
@@ -200,10 +209,11 @@ class Dispatcher:
 
     def _begun(self, running: Running, first: Header | None) -> Header | None:
         if first is not None and not self._is_ours(first, running):
-            running.begun.set_result(first)
+            running.was_first(first)
             self._disown(running)
             return first
-        running.begun.set_result(None)
+        running.is_begun = True
+        running.was_first(None)
         self._counters.begun += 1
         running.holding.tally.samples += 1
         running.task = self._loop.create_task(self._run(running))
@@ -250,8 +260,9 @@ class Dispatcher:
             ending = await self._execute(running)
             ended_s = self._clock.monotonic_s()
             ending, settled = await self._settler.settle(running, ending)
-            self._counters.stages.store.add(self._clock.monotonic_s() - ended_s)
-            self._tell(running, ending, settled)
+            settled_s = self._clock.monotonic_s()
+            self._counters.stages.store.add(settled_s - ended_s)
+            self._tell(running, ending, settled, settled_s)
         finally:
             self._release(running)
 
@@ -273,7 +284,7 @@ class Dispatcher:
         finally:
             running.phase = Phase.SETTLING
 
-    def _tell(self, running: Running, ending: Ending, settled: Settled | None) -> None:
+    def _tell(self, running: Running, ending: Ending, settled: Settled | None, settled_s: float) -> None:
         """Tell who waits, here and elsewhere. `settled`: None when the store takes no ending of it at all."""
         key = running.key
         if settled is Settled.REFUSED and running.stop is None:
@@ -285,7 +296,7 @@ class Dispatcher:
         if settled is Settled.RESTORED:
             self.on_loss()
         if settled is not None:
-            self._settlements.add(key, running.claim, self._clock.monotonic_s())
+            self._settlements.add(key, running.claim, settled_s)
             self._store.announce(key.session_key, key.seq_id)
         if settled is Settled.REFUSED:
             # Its result may have been written after all, before it was cancelled: whoever waits must look.
@@ -350,7 +361,7 @@ class Dispatcher:
 
     def _abandon(self, running: Running, error: StoreError) -> None:
         """It was never begun, and will not be."""
-        running.begun.set_exception(error)
+        running.not_known(error)
         self._disown(running)
 
     def _disown(self, running: Running) -> None:
@@ -362,33 +373,19 @@ class Dispatcher:
         self._full_until_s = self._clock.monotonic_s() + _FULL_FOR_S
 
     def _count_ending(self, state: State) -> None:
+        if state is State.READY:
+            self._counters.completed += 1
+            return
         name = _ENDINGS[state]
         setattr(self._counters, name, getattr(self._counters, name) + 1)
 
 
 _ENDINGS: Final = {
-    State.READY: "completed",
     State.FAILED: "failed",
     State.CANCELLED: "cancelled",
     State.STALE: "stale",
     State.ORPHANED: "orphaned",
 }
-
-
-async def _known(running: Running) -> Header:
-    """Who was first, as soon as the submission that is under way knows it."""
-    try:
-        async with asyncio.timeout(_DUPLICATE_WAITS_S):
-            first = await asyncio.shield(running.begun)
-    except TimeoutError:
-        raise Overloaded("store", "this sample is still being entered into the result store; send it again") from None
-    return first or Header(State.PENDING, running.claim)
-
-
-def _mark_retrieved(future: asyncio.Future[Header | None]) -> None:
-    """Keep asyncio from complaining about an exception that only duplicates would have read."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _swallow_cancellation() -> None:

@@ -73,7 +73,7 @@ class Executor:
 
     async def execute(self, running: Running) -> Ending:
         """The sample's ending. Cancelling closes the upstream connection."""
-        budget = retry.Budget()
+        budget = retry.UNUSED
         avoid: Upstream | None = None
         for attempt in range(1, 2**16):
             upstream, outcome = await self._attempt_somewhere(running, attempt, avoid)
@@ -125,17 +125,22 @@ class Executor:
         decoded: list[vllm.Decoded] = []
         # Those that an upstream has dropped come here all at once.
         party = running.holding.digest
-        await self._turns.take(party)
+        if not self._turns.try_take():
+            await self._turns.take(party)
         for call in calls:
             self._counters.attempts += 1
             upstream.sent += 1
-            headers = _headers(running, call, attempt)
             url = upstream.samples_url(call.protocol)
+            headers = _headers(running, call, attempt)
             body = await self._forwarder.post(upstream, url, call.body, headers, party)
             if isinstance(body, Fault):
                 return body
-            await self._turns.take(party)
-            reply = await self._aside(partial(vllm.decode_reply, call, running.spec, body), len(body))
+            if not self._turns.try_take():
+                await self._turns.take(party)
+            if len(body) <= _LARGE_BYTES:
+                reply = vllm.decode_reply(call, running.spec, body)
+            else:
+                reply = await self._aside(partial(vllm.decode_reply, call, running.spec, body))
             if isinstance(reply, Fault):
                 return reply
             if reply.mixed:
@@ -146,16 +151,17 @@ class Executor:
 
     async def _encoded(self, running: Running, decoded: Sequence[vllm.Decoded]) -> bytes | Fault:
         result = vllm.combine(running.spec, decoded)
+        size_bytes = result.size_bytes
         # A greedy sample has one sequence n times: a small reply can make a result of any size.
-        if result.size_bytes > LARGEST_RESULT_BYTES:
+        if size_bytes > LARGEST_RESULT_BYTES:
             return too_large()
-        self._counters.tokens_sampled += sum(len(sequence.tokens) // 4 for sequence in result.sequences)
-        return await self._aside(partial(proto.encode_sample_response, result), result.size_bytes)
-
-    async def _aside(self, work: Callable[[], T], size_bytes: int) -> T:
-        """`work`, which is pure; out of the loop's way when there is much of it."""
+        self._counters.tokens_sampled += sum([len(sequence.tokens) for sequence in result.sequences]) // 4
         if size_bytes <= _LARGE_BYTES:
-            return work()
+            return proto.encode_sample_response(result)
+        return await self._aside(partial(proto.encode_sample_response, result))
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        """`work`, which is pure, and of which there is so much that it is done out of the loop's way."""
         async with self._large:
             worked = asyncio.ensure_future(asyncio.to_thread(work))
             try:

@@ -72,6 +72,8 @@ class UpstreamPool:
         `session_key`: what should meet one upstream as often as possible, for its prefix cache. `generates`: it is for
         one with /inference/v1/generate, if there is any.
         """
+        if len(self._upstreams) == 1:
+            return self._upstreams[0]
         serving = self._candidates(model_name)
         if generates:
             serving = [one for one in serving if one.protocol is UpstreamProtocol.GENERATE] or serving

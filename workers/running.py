@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from shared.core import ids
-from shared.core.frozen import Frozen
+from shared.core.errors import Overloaded
+from shared.core.frozen import Changing, Frozen
 from shared.core.lifecycle import State
+from shared.core.record import Header
 from shared.wire.tinker import failure_body
 from workers.slicing import in_slices
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterable
 
     from shared.core.model import Failure, SampleKey, SampleSpec, SamplingSession
-    from shared.core.record import Claim, Header
+    from shared.core.record import Claim
+    from shared.store.base import StoreError
     from workers.models import Target
     from workers.tenants import Holding
+
+
+# A duplicate does not outwait the store: well below the SDK's 60 s for a submission.
+_DUPLICATE_WAITS_S: Final = 10.0
 
 
 class Ending(Frozen, frozen=True):
@@ -44,9 +50,12 @@ class Executes(Protocol):
     async def execute(self, running: Running) -> Ending: ...
 
 
-@dataclass(eq=False, slots=True)
-class Running:
-    """A sample that this worker owns, or is about to."""
+class Running(Changing):
+    """A sample that this worker owns, or is about to.
+
+    `is_begun`: the store is known to hold it as ours; one that turns out to be another's is let go. `awaited`: made by
+    the first duplicate that wants to know who was first before that is known.
+    """
 
     session: SamplingSession
     key: SampleKey
@@ -54,8 +63,9 @@ class Running:
     claim: Claim
     target: Target
     held_bytes: int
-    begun: asyncio.Future[Header | None]
     holding: Holding
+    is_begun: bool = False
+    awaited: asyncio.Future[Header | None] | None = None
     task: asyncio.Task[None] | None = None
     phase: Phase = Phase.BEGINNING
     stop: Ending | None = None
@@ -67,10 +77,31 @@ class Running:
         """As the client knows it, and as it stands in the upstream's log."""
         return ids.request_id(self.session, self.key.seq_id)
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether the store is known to hold it as ours: one that turns out to be another's is let go."""
-        return self.begun.done()
+    async def known(self) -> Header:
+        """Who was first, as soon as the submission that is under way knows it. Raises `Overloaded`, `StoreError`."""
+        first = None if self.is_begun else await self._awaited()
+        return first or Header(State.PENDING, self.claim)
+
+    async def _awaited(self) -> Header | None:
+        if self.awaited is None:
+            self.awaited = asyncio.get_running_loop().create_future()
+            self.awaited.add_done_callback(_mark_retrieved)
+        try:
+            async with asyncio.timeout(_DUPLICATE_WAITS_S):
+                return await asyncio.shield(self.awaited)
+        except TimeoutError:
+            text = "this sample is still being entered into the result store; send it again"
+            raise Overloaded("store", text) from None
+
+    def was_first(self, first: Header | None) -> None:
+        """Tell the duplicates that wait for it; None: this one was."""
+        if self.awaited is not None:
+            self.awaited.set_result(first)
+
+    def not_known(self, error: StoreError) -> None:
+        """Tell the duplicates that wait for it that nobody will know."""
+        if self.awaited is not None:
+            self.awaited.set_exception(error)
 
     def ending(self) -> Ending | None:
         """What somebody outside has decided it ends with."""
@@ -99,6 +130,12 @@ class Running:
         # Before it executes there is nothing to interrupt: `_execute` looks at `stop` first.
         if self.phase is Phase.EXECUTING and self.task is not None:
             self.task.cancel()
+
+
+def _mark_retrieved(future: asyncio.Future[Header | None]) -> None:
+    """Keep asyncio from complaining about an exception when the duplicates that wait for it have gone away."""
+    if not future.cancelled():
+        future.exception()
 
 
 def end_all(runnings: Iterable[Running], state: State) -> int:

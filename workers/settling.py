@@ -17,7 +17,7 @@ from shared.store.base import StoreError, StoreFull, StoreRefused
 from workers.running import Ending, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from shared.clock import Clock
     from shared.core.model import Failure
@@ -59,8 +59,9 @@ class Settler:
         except StoreError as error:
             return await _Kept(self, running, ending).persist(error)
 
-    async def write(self, running: Running, ending: Ending) -> Settled:
-        return await self._store.settle(
+    def write(self, running: Running, ending: Ending) -> Awaitable[Settled]:
+        """Raises `StoreError` when awaited."""
+        return self._store.settle(
             running.key,
             running.claim,
             ending.state,

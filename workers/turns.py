@@ -28,16 +28,23 @@ class Turns:
         """How many wait."""
         return len(self._waiting)
 
-    async def take(self, party: bytes = b"") -> None:
-        """Returns at once while this turn has room and nobody waits; else in a later turn.
-
-        `party`: who waits for whom, as of `FairLine`.
-        """
+    def try_take(self) -> bool:
+        """Whether this turn has room, which is then taken. Nobody waits while it has."""
         if not self._renewing:
             self._renewing = True
             self._loop.call_soon(self._renew)
         if self._left:
             self._left -= 1
+            return True
+        return False
+
+    async def take(self, party: bytes = b"") -> None:
+        """Returns at once while this turn has room; else in a later turn.
+
+        `party`: who waits for whom, as of `FairLine`. On the way of every sample `try_take` is asked first: a coroutine
+        that waits for nothing costs five times as much.
+        """
+        if self.try_take():
             return
         waiter = self._loop.create_future()
         self._waiting.add(party, waiter)

@@ -72,6 +72,9 @@ def admit(load: Load, limits: Limits, sample_bytes: int, tenancy: Tenancy) -> Re
     One sample is always taken by a worker that holds nothing: a prompt above the byte limit would wait for ever. The
     same goes for a key that holds nothing.
     """
+    if tenancy is ALONE:
+        # Of these two `_by_key` and `_by_share` say nothing.
+        return _by_state(load) or _by_load(load, limits, sample_bytes)
     return (
         _by_state(load)
         or _by_key(tenancy, sample_bytes)

@@ -44,6 +44,10 @@ class Budget:
     bounded_since_s: float | None = None
 
 
+# What every sample begins with.
+UNUSED: Final = Budget()
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """Try again after `delay_s`, with `budget` as what is used up then."""

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.core.admission import (
     ALONE,
@@ -138,3 +140,18 @@ def test_what_one_request_may_ask_for(n: int, max_tokens: int, limit: int | None
 @pytest.mark.parametrize(("others", "limit", "refused"), [(5, None, False), (2, 3, False), (3, 3, True)])
 def test_sessions_of_a_key(others: int, limit: int | None, refused: bool) -> None:
     assert (refuse_session(others, limit) is not None) is refused
+
+
+@given(
+    st.integers(0, 20),
+    st.integers(0, 200),
+    st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    st.integers(1, 10),
+    st.integers(1, 100),
+    st.integers(0, 100),
+)
+def test_the_only_key_is_asked_for_less_and_told_the_same(
+    in_flight: int, held_bytes: int, state: tuple[bool, bool, bool], most: int, most_bytes: int, sample_bytes: int
+) -> None:
+    load, limits = Load(in_flight, held_bytes, *state), Limits(most, most_bytes)
+    assert admit(load, limits, sample_bytes, ALONE) == admit(load, limits, sample_bytes, replace(ALONE))

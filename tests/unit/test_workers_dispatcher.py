@@ -11,8 +11,17 @@ from shared.core.lifecycle import State
 from shared.core.record import Record
 from shared.store.base import StoreUnavailable
 from tests.waiting import until
-from tests.worker_bench import OTHER_OWNER, OWNER, REPLY_LOST, WorkerBench, ask_the_store_again_soon, session, spec
-from workers import dispatcher
+from tests.worker_bench import (
+    AWAY,
+    OTHER_OWNER,
+    OWNER,
+    REPLY_LOST,
+    WorkerBench,
+    ask_the_store_again_soon,
+    session,
+    spec,
+)
+from workers import running
 from workers.running import Ending, Phase
 from workers.slicing import SLICE
 from workers.waiters import Wake
@@ -152,8 +161,29 @@ async def test_polls_that_relied_on_this_worker_look_for_themselves_when_it_was_
     assert bench.dispatcher.running(KEY) is None
 
 
+@pytest.mark.parametrize("first", ["ours", "another's", "not known"])
+async def test_duplicates_that_come_while_it_begins_learn_what_it_learns(bench: WorkerBench, first: str) -> None:
+    """A6: more than one of them, and one that goes away meanwhile."""
+    if first == "another's":
+        await WorkerBench(bench.server, OTHER_OWNER).submit()
+    bench.store.gate = asyncio.Event()
+    submissions = [asyncio.create_task(bench.submit()) for _ in range(4)]
+    await until(lambda: bench.dispatcher.in_flight == 1)
+    await asyncio.sleep(0)
+    submissions[2].cancel()
+    await asyncio.sleep(0)
+    bench.store.fail_after = AWAY if first == "not known" else None
+    bench.store.gate.set()
+    told = await asyncio.gather(*submissions, return_exceptions=True)
+    assert isinstance(told.pop(2), asyncio.CancelledError)
+    assert told == [AWAY if first == "not known" else None] * 3
+    assert bench.counters.duplicates_suppressed == {"ours": 2, "another's": 3, "not known": 0}[first]
+    assert bench.dispatcher.in_flight == (1 if first == "ours" else 0)
+    await bench.dispatcher.close()
+
+
 async def test_a_duplicate_does_not_outwait_the_store(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "_DUPLICATE_WAITS_S", 0.001)
+    monkeypatch.setattr(running, "_DUPLICATE_WAITS_S", 0.001)
     bench.store.gate = asyncio.Event()
     first = asyncio.create_task(bench.submit())
     await until(lambda: bench.dispatcher.in_flight == 1)

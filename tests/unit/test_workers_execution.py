@@ -177,8 +177,7 @@ class Bench:
     ) -> tuple[State, bytes]:
         wanted = wanted or spec()
         claim = Claim(OWNER, 1, wanted.num_samples, wanted.digest)
-        begun = asyncio.get_running_loop().create_future()
-        self.running = Running(session(), session().key(3), wanted, claim, target, 0, begun, Holding(b"K"))
+        self.running = Running(session(), session().key(3), wanted, claim, target, 0, Holding(b"K"))
         self.running.trace = trace
         ending = await self.executor.execute(self.running)
         return ending.state, ending.payload
@@ -551,10 +550,10 @@ async def test_a_large_one_that_is_cancelled_ends_before_the_next_begins() -> No
         assert goes_on.wait(DEADLINE_S)
         at_once[0] -= 1
 
-    first = asyncio.create_task(executor._aside(work, LARGE_BYTES))
+    first = asyncio.create_task(executor._aside(work))
     await asyncio.to_thread(begun.wait, DEADLINE_S)
     first.cancel()
-    second = asyncio.create_task(executor._aside(work, LARGE_BYTES))
+    second = asyncio.create_task(executor._aside(work))
     begun.clear()
     for _ in range(5):
         await asyncio.sleep(0)

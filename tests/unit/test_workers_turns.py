@@ -66,6 +66,18 @@ async def test_few_go_on_at_once() -> None:
     assert len(again.done) == PER_TURN
 
 
+async def test_nobody_goes_before_those_who_wait() -> None:
+    turns = Turns(PER_TURN)
+    crowd = Crowd(3 * PER_TURN, turns)
+    await turn()
+    while len(turns):
+        assert not turns.try_take()
+        await turn()
+    await asyncio.gather(*crowd.tasks)
+    await turn()
+    assert [turns.try_take() for _ in range(PER_TURN + 1)] == [True] * PER_TURN + [False]
+
+
 async def test_who_is_cancelled_takes_no_room_and_holds_up_nobody() -> None:
     turns = Turns(PER_TURN)
     crowd = Crowd(4 * PER_TURN, turns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -57,8 +57,10 @@ async def test_a_wake_up_that_comes_during_the_look_is_kept() -> None:
     assert await waiter.wait() is Wake.LOOK
 
 
-async def test_the_deadline_is_kept_over_rearms() -> None:
-    waiter = Waiter(asyncio.get_running_loop(), 0.0)
+@pytest.mark.parametrize("kind", ["sample", "log"])
+async def test_the_deadline_is_kept_over_rearms(kind: str) -> None:
+    waiters = Waiters()
+    waiter = waiters.sample_waiter(KEY, 0.0) if kind == "sample" else waiters.log_waiter("session", 0.0)
     assert await waiter.wait() is Wake.TIMEOUT
     waiter.rearm()
     assert await waiter.wait() is Wake.TIMEOUT
@@ -66,11 +68,10 @@ async def test_the_deadline_is_kept_over_rearms() -> None:
 
 
 async def test_the_first_final_reason_stays() -> None:
-    waiter = Waiter(asyncio.get_running_loop(), LONG_S)
+    waiter = Waiter(asyncio.get_running_loop())
     waiter.client_lost()
     waiter.end(Wake.DRAIN)
     assert waiter.ended is Wake.LOST
-    waiter.close()
 
 
 async def test_draining_ends_those_who_sleep_and_those_who_come() -> None:
@@ -100,8 +101,6 @@ async def test_everybody_is_woken_but_not_all_in_one_turn(call: Callable[[Waiter
     call(waiters)
     assert sum(waiter._future.done() for waiter in sleeping) == SLICE
     assert [await waiter.wait() for waiter in sleeping] == [why] * len(sleeping)
-    for waiter in sleeping:
-        waiter.close()
 
 
 async def test_a_poll_that_has_gone_before_its_turn_comes_is_no_obstacle() -> None:
@@ -112,5 +111,76 @@ async def test_a_poll_that_has_gone_before_its_turn_comes_is_no_obstacle() -> No
     waiters.forget_sample(KEY, gone)
     sleeping.remove(gone)
     assert {await waiter.wait() for waiter in sleeping} == {Wake.LOOK}
-    for waiter in sleeping:
-        waiter.close()
+
+
+class Time:
+    """An event loop's time and timers, which move when a test says so."""
+
+    def __init__(self, waiters: Waiters) -> None:
+        self.now_s = 0.0
+        self.timers: list[tuple[float, Callable[[], object]]] = []
+        self._loop = asyncio.get_running_loop()
+        waiters._loop = self  # type: ignore[assignment] # three of its methods are asked for
+
+    def time(self) -> float:
+        return self.now_s
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return self._loop.create_future()
+
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> object:
+        return self.call_at(self.now_s + delay_s, call)
+
+    def call_at(self, when_s: float, call: Callable[[], object]) -> object:
+        self.timers.append((when_s, call))
+        return object()
+
+    def pass_until(self, then_s: float) -> None:
+        while due := [timer for timer in self.timers if timer[0] <= then_s]:
+            first = min(due, key=lambda timer: timer[0])
+            self.timers.remove(first)
+            self.now_s = max(self.now_s, first[0])
+            first[1]()
+        self.now_s = then_s
+
+
+async def test_each_poll_sleeps_until_its_own_deadline_with_one_timer_for_all() -> None:
+    waiters = Waiters()
+    time = Time(waiters)
+    first = waiters.sample_waiter(KEY, 30.0)
+    time.pass_until(10.0)
+    second, gone = waiters.sample_waiter(KEY, 30.0), waiters.sample_waiter(OTHER, 30.0)
+    assert len(time.timers) == 1
+    waiters.forget_sample(OTHER, gone)
+    time.pass_until(29.9)
+    assert first.ended is None
+    time.pass_until(30.0)
+    assert (first.ended, second.ended) == (Wake.TIMEOUT, None)
+    time.pass_until(39.9)
+    assert second.ended is None
+    time.pass_until(40.1)
+    assert (second.ended, gone.ended) == (Wake.TIMEOUT, None)
+    for waiter in (first, second):
+        waiters.forget_sample(KEY, waiter)
+    assert (len(waiters), time.timers) == (0, [])
+
+
+async def test_a_timeout_that_a_reload_shortened_does_not_wait_for_longer_ones() -> None:
+    waiters = Waiters()
+    time = Time(waiters)
+    before, after = waiters.sample_waiter(KEY, 30.0), waiters.sample_waiter(KEY, 5.0)
+    time.pass_until(5.0)
+    assert (before.ended, after.ended) == (None, Wake.TIMEOUT)
+    time.pass_until(30.0)
+    assert before.ended is Wake.TIMEOUT
+
+
+async def test_polls_that_end_together_do_so_a_slice_in_each_turn() -> None:
+    """B12"""
+    waiters = Waiters()
+    time = Time(waiters)
+    sleeping = [waiters.sample_waiter(SampleKey("session", seq_id), 30.0) for seq_id in range(2 * SLICE)]
+    time.pass_until(30.0)
+    assert sum(waiter.ended is not None for waiter in sleeping) == SLICE
+    assert len(waiters) == len(sleeping), "until each has gone"
+    assert [await waiter.wait() for waiter in sleeping] == [Wake.TIMEOUT] * len(sleeping)

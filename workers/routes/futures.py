@@ -69,7 +69,8 @@ def _find(deps: Deps, request_id: str, caller: Caller) -> tuple[SamplingSession,
 async def _await_record(deps: Deps, request: Request, key: SampleKey) -> Record | Wake | None:
     """The settled record, None when there is none at all, or why the poll ends without."""
     waiter = deps.waiters.sample_waiter(key, deps.live.settings.poll_timeout_s)
-    request.connection.add_lost_callback(waiter.client_lost)
+    client_lost = waiter.client_lost
+    request.connection.add_lost_callback(client_lost)
     watched = False
     try:
         while True:
@@ -81,14 +82,15 @@ async def _await_record(deps: Deps, request: Request, key: SampleKey) -> Record 
                     return record
             woken = await waiter.wait()
             # One announcement may wake thousands.
-            await deps.turns.take(request.caller.digest)
+            if not deps.turns.try_take():
+                await deps.turns.take(request.caller.digest)
             if not isinstance(woken, Wake):
                 return woken
             if waiter.ended is not None:
                 return waiter.ended
             waiter.rearm()
     finally:
-        request.connection.remove_lost_callback(waiter.client_lost)
+        request.connection.remove_lost_callback(client_lost)
         deps.waiters.forget_sample(key, waiter)
         if watched:
             deps.store.unwatch(key.session_key)

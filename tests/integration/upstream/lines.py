@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from contextlib import asynccontextmanager
@@ -83,9 +82,8 @@ class Line:
             self.pool, adapters, self.forwarder, self.counters, self.clock, retry.Policy(), random.random
         )
         wanted = spec()
-        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         claim = Claim(OWNER, 1, 1, wanted.digest)
-        running = Running(session(), session().key(seq_id), wanted, claim, TARGET, 0, begun, Holding(b""))  # type: ignore[arg-type] # nobody asks who began it
+        running = Running(session(), session().key(seq_id), wanted, claim, TARGET, 0, Holding(b""))
         return (await executor.execute(running)).state
 
     async def close(self) -> None:

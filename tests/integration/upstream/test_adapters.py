@@ -69,10 +69,9 @@ class Worker:
 
     async def execute(self, seq_id: int = 1) -> Ending:
         wanted = spec()
-        begun = asyncio.get_running_loop().create_future()
         target = await self.adapters.target(MODEL)
         claim = Claim(self.owner, 1, 1, wanted.digest)
-        self.running = Running(session(), session().key(seq_id), wanted, claim, target, 0, begun, Holding(b""))
+        self.running = Running(session(), session().key(seq_id), wanted, claim, target, 0, Holding(b""))
         return await self.executor.execute(self.running)
 
     async def close(self) -> None:
