@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from shared.core.faults import Fault, FaultClass, upstream_words
 from shared.core.frozen import Frozen
-from shared.core.result import PromptScores, SampleResult, SequenceResult, StopReason
+from shared.core.result import PromptScores, SampleResult, SequenceResult
 from shared.core.upstream_protocol import UpstreamProtocol
-from shared.wire import document, long_reply, vllm_completion, vllm_generate
+from shared.wire import document, long_reply, plain_reply, vllm_completion, vllm_generate
+from shared.wire.plain_reply import STOP_REASONS
 from shared.wire.vllm_scores import ReplyError, packed, prompt_scores, short
 
 if TYPE_CHECKING:
@@ -34,12 +35,6 @@ _SMALL_BYTES: Final = 16 * 1024
 _LONG_BYTES: Final = 128 * 1024
 # From here on to find and compare the prompt's ids costs less than to parse them.
 _LONG_PROMPT_BYTES: Final = 4 * 1024
-_STOP_REASONS: Final = {
-    "stop": StopReason.STOP,
-    "length": StopReason.LENGTH,
-    # vLLM's own detector of endless repetition ended it: it will not go on.
-    "repetition": StopReason.STOP,
-}
 
 
 class _Reader(Protocol):
@@ -83,22 +78,32 @@ def decode_reply(
     An engine that gave up is ABORTED, or NEVER_EXECUTED when it had not made a token (it drains, or is paused).
     `load`: one of `document.LOADERS`; left out, it is what costs least, with the same outcome.
     """
-    if load is None and call.protocol is UpstreamProtocol.COMPLETIONS:
+    plain = not (call.scores or spec.topk_sample_logprobs or spec.images)
+    if load is None and call.protocol is not _GENERATE:
         prompt = spec.prompt if len(spec.prompt) >= _LONG_PROMPT_BYTES else b""
         # A body that is long by its prompt alone is short once that is left out.
         own_bytes = len(body) - len(prompt) * max(call.sequences, 1)
         # What is read in parts leaves out what scores and a top-k ask for.
-        if own_bytes >= _LONG_BYTES and not (call.scores or spec.topk_sample_logprobs):
+        if plain and own_bytes >= _LONG_BYTES:
             decoded = _decode_in_parts(call, spec, body, prompt)
-            if decoded is not None:
-                return decoded
-        elif prompt:
-            load = partial(_load_without_prompt, prompt)
+        else:
+            rest = long_reply.without_prompt(body, prompt) if prompt else body
+            decoded = _decode_plain(call, rest) if plain else None
+            load = partial(_load_instead, rest)
+        if decoded is not None:
+            return decoded
     return _decode_whole(call, spec, body, load or document.load)
 
 
-def _load_without_prompt(prompt: bytes, body: Body) -> Value:
-    return document.load(long_reply.without_prompt(body, prompt))
+def _decode_plain(call: UpstreamCall, body: Body) -> Decoded | None:
+    """None as in `_decode_in_parts`."""
+    reply = plain_reply.load(body)
+    sequences = plain_reply.sequences(reply, call.sequences) if reply is not None else None
+    return Decoded(sequences, None, _cached_tokens(reply)) if sequences is not None else None
+
+
+def _load_instead(rest: Body, body: Body) -> Value:
+    return document.load(rest)
 
 
 def _decode_in_parts(call: UpstreamCall, spec: SampleSpec, body: Body, prompt: bytes) -> Decoded | None:
@@ -125,7 +130,9 @@ def combine(spec: SampleSpec, decoded: Sequence[Decoded]) -> SampleResult:
 
     A greedy sample has one sequence, n times. The cache hits are those of the sampling request, which comes last.
     """
-    sequences = tuple(sequence for part in decoded for sequence in part.sequences)
+    sequences = decoded[0].sequences
+    if len(decoded) > 1:
+        sequences = tuple(sequence for part in decoded for sequence in part.sequences)
     if len(sequences) == 1 < spec.num_samples:
         sequences *= spec.num_samples
     scores = next((part.scores for part in decoded if part.scores is not None), None)
@@ -192,14 +199,14 @@ def _choices_in_order(reader: _Reader, choices: Value, wanted: int) -> list[Valu
 
 def _sequence(reader: _Reader, spec: SampleSpec, choice: Value) -> SequenceResult:
     finish_reason = choice.get("finish_reason")
-    if finish_reason not in _STOP_REASONS:
+    if finish_reason not in STOP_REASONS:
         raise ReplyError(f"with the finish_reason {finish_reason!r}")
     tokens, logprobs = reader.sampled(choice)
     if len(tokens) != len(logprobs):
         raise ReplyError(f"with {len(tokens)} token ids and {len(logprobs)} logprobs")
     k = spec.topk_sample_logprobs
     topk = reader.sampled_topk(choice, k, len(tokens)) if k else None
-    return SequenceResult(tokens.astype("<i4").tobytes(), packed(logprobs), _STOP_REASONS[finish_reason], topk)
+    return SequenceResult(tokens.astype("<i4").tobytes(), packed(logprobs), STOP_REASONS[finish_reason], topk)
 
 
 def _mixed(choices: Sequence[Value]) -> tuple[tuple[str, ...], ...]:
