@@ -35,7 +35,7 @@ MAX_ID_CHARS: Final = 1024
 _SESSION: Final = re.compile(r"gws-([A-Za-z0-9_-]{32})")
 _SAMPLING: Final = re.compile(r"gwss-([A-Za-z0-9_-]{32})\.([A-Za-z0-9_~-]+)\.([bp])([A-Za-z0-9_-]*)")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
-_SEQ: Final = re.compile(r"0|[1-9][0-9]{0,18}")
+_SEQ_CHARS: Final = 19
 
 ANONYMOUS_SECRET: Final = sha256(b"tinker-sampling-gateway:anonymous").digest()
 
@@ -107,7 +107,13 @@ def split_request_id(text: str) -> tuple[str, int] | None:
     if len(text) > MAX_ID_CHARS + 20:
         return None
     head, _, tail = text.rpartition(":")
-    if not head or _SEQ.fullmatch(tail) is None:
+    # Of ASCII's digits only, without zeros in front; a few calls cost half of a regular expression's.
+    if (
+        not head
+        or not (tail.isdigit() and tail.isascii())
+        or len(tail) > _SEQ_CHARS
+        or (tail[0] == "0" and tail != "0")
+    ):
         return None
     seq_id = int(tail)
     return (head, seq_id) if seq_id <= MAX_SEQ_ID else None
@@ -116,7 +122,7 @@ def split_request_id(text: str) -> tuple[str, int] | None:
 def sequence_ids(key: SampleKey, n: int) -> list[str]:
     """n distinct labels, the same ones whenever the same sample is promised again."""
     prefix = f"{key.session_key}:{key.seq_id}:"
-    return [prefix + str(index) for index in range(n)]
+    return [f"{prefix}{index}" for index in range(n)]
 
 
 def _session_key(key_bytes: bytes) -> str:

@@ -34,6 +34,8 @@ ACKNOWLEDGED: Final = b"a"
 # The acknowledgement came first: the hand-over that it confirms is being counted by another worker.
 ACKNOWLEDGED_FIRST: Final = b"A"
 PAUSED: Final = b"p"
+# To look a member of an Enum up by its value takes longer than all else that is unpacked.
+_STATES: Final = {state.value.encode(): state for state in State}
 _STARTED: Final = (HANDED_OVER, ACKNOWLEDGED, ACKNOWLEDGED_FIRST)
 
 
@@ -79,8 +81,8 @@ def unpack_header(data: bytes | memoryview) -> Header:
     try:
         state, clock, attempt, n, digest, owner = _HEADER.unpack_from(data)
         claim = Claim(owner.decode(), attempt, n, digest)
-        return Header(State(state.decode()), claim, clock in _STARTED, clock == PAUSED)
-    except (struct.error, ValueError) as error:
+        return Header(_STATES[state], claim, clock in _STARTED, clock == PAUSED)
+    except (struct.error, ValueError, KeyError) as error:
         # Not repeated: what is no header may be a prompt's or a result's bytes.
         raise BadRecord(f"not a sample record: {len(data)} bytes") from error
 

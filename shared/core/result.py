@@ -61,4 +61,4 @@ class SampleResult(Frozen, frozen=True):
     @property
     def size_bytes(self) -> int:
         """Of its sequences, which are what grows with n."""
-        return sum(sequence.size_bytes for sequence in self.sequences)
+        return sum([sequence.size_bytes for sequence in self.sequences])

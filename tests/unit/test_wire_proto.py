@@ -5,7 +5,7 @@ import math
 import re
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -85,6 +85,27 @@ def test_read_by_another_parser() -> None:
 def test_golden_bytes() -> None:
     result = SampleResult((SequenceResult(i4(1), f4(-1.0), StopReason.LENGTH),))
     assert proto.encode_sample_response(result).hex() == "0a0e0801120401000000" + "1a04000080bf"
+
+
+SIZES = st.sampled_from([0, 1, 31, 32, 33, 498, 499, 500, 501, 1022, 1023, 5000])
+
+
+@given(
+    tokens=SIZES,
+    logprobs=st.none() | SIZES,
+    reason=st.sampled_from(StopReason),
+    cached=st.sampled_from([0, 1, 127, 128, 4095, 4096, 2**31 - 1]),
+    more=st.sampled_from([{}, {"topk": TOPK}]),
+    prompt=st.sampled_from([None, PromptScores(), RESULT.prompt]),
+)
+def test_what_is_short_is_encoded_as_all_is(
+    tokens: int, logprobs: int | None, reason: StopReason, cached: int, more: Any, prompt: PromptScores | None
+) -> None:
+    """As a rule there are as many logprobs as tokens."""
+    sizes = (4 * tokens, 4 * (tokens if logprobs is None else logprobs))
+    sequence = SequenceResult(b"\x80" * sizes[0], b"\x7f" * sizes[1], reason, **more)
+    result = SampleResult((sequence,), prompt, cached)
+    assert proto.encode_sample_response(result) == proto.encode_any_sample_response(result)
 
 
 def test_what_was_not_asked_for_is_absent() -> None:

@@ -4,12 +4,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.core.errors import BadRequest
 from shared.core.model import Category, Failure
 from shared.wire import tinker
+from tests.fuzz.damage import damaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,6 +132,43 @@ def test_an_id_that_is_no_text_is_an_id_like_any_other(request_id: Any) -> None:
 def test_any_text_is_an_id(request_id: str) -> None:
     """A7"""
     assert decoded("retrieve_future", request_id=request_id).request_id == request_id
+
+
+def require_same_retrieve(body: bytes) -> None:
+    found: list[Any] = []
+    for decode in (tinker.decode_retrieve_future, tinker.decode_any_retrieve_future):
+        try:
+            found.append(decode(body))
+        except BadRequest as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+@settings(deadline=None)
+@given(
+    damaged(
+        b'{"request_id":"gwss-a.gws-b.bc:1","allow_metadata_only":true}',
+        b'{"request_id": "s:1", "allow_metadata_only": false}',
+        b'{"request_id":"r"}',
+    )
+)
+def test_retrieves_are_read_alike_in_both_ways(body: bytes) -> None:
+    require_same_retrieve(body)
+
+
+ODD_RETRIEVES = r"""
+{} [] {"request_id":1} {"request_id":null} {"request_id":"\ud800"} {"request_id":"\u0000"} {"request_id":"r"}x
+["r",true]
+{"request_id":"r","request_id":"r"} {"request_id":"r","allow_metadata_only":null} {"\u0072equest_id":"r"}
+{"request_id":"r","x":1} {"allow_metadata_only":true} {"request_id":"ÿ"} {"request_id":1,"request_id":2}
+{"request_id":"r","allow_metadata_only":1} {"request_id":"\"","allow_metadata_only":true}
+{"allow_metadata_only":true,"allow_metadata_only":true} {"request_id":"r","allow_metadata_only":true}
+"""
+
+
+@pytest.mark.parametrize("body", [b"", b'{"request_id":"\xff"}', b"{" * 3000, *ODD_RETRIEVES.encode().split()])
+def test_odd_retrieves_are_read_alike_in_both_ways(body: bytes) -> None:
+    require_same_retrieve(body)
 
 
 def test_metadata_is_off_unless_asked_for() -> None:

@@ -4,10 +4,13 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shared.core.errors import BadRequest
 from shared.core.model import Image, SampleSpec, SamplingParams
+from shared.wire import vllm_request
 from shared.wire.vllm import UpstreamCall, UpstreamProtocol, beyond_completions, place_images, plan_calls, room
 
 SPEC = SampleSpec(b"10,11,12", 3, 1, SamplingParams(max_tokens=4))
@@ -36,6 +39,54 @@ def test_golden_body() -> None:
         b'"repetition_penalty":1.0,"return_token_ids":true,"max_tokens":4,"temperature":1.0,"top_p":1.0,"top_k":-1,'
         b'"n":2,"seed":7,"logprobs":0}'
     )
+
+
+TEXTS = st.text(max_size=5) | st.sampled_from(['"max_tokens":0', '"seed":0', "[]", '\\"seed":0', "\n", "x" * 5000])
+PARAMS = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 2**31 - 1),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    stop=st.none() | st.lists(TEXTS, max_size=2).map(tuple) | st.lists(st.integers(0, 9), max_size=2).map(tuple),
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 1e-9, 2.0]),
+    top_k=st.sampled_from([-1, 1, 50]),
+    top_p=st.sampled_from([1.0, 0.1]),
+)
+SPECS = st.builds(
+    SampleSpec,
+    prompt=st.sampled_from([b"1", b"10,11"]),
+    prompt_tokens=st.just(2),
+    num_samples=st.integers(1, 2),
+    params=PARAMS,
+    prompt_logprobs=st.booleans(),
+    topk_prompt_logprobs=st.integers(0, 1),
+    topk_sample_logprobs=st.integers(0, 1),
+    images=st.sampled_from([(), (Image("png", b"aGk="),)]),
+)
+
+
+@settings(deadline=None)
+@given(SPECS, TEXTS, st.sampled_from(list(UpstreamProtocol)))
+def test_what_is_written_once_for_many_is_what_is_written_for_one(
+    spec: SampleSpec, model: str, protocol: UpstreamProtocol
+) -> None:
+    max_tokens = room(spec, 1000)
+    build = vllm_request._builder(protocol)
+    # The second time most of it is known, and another one has been asked for in between.
+    for _ in range(2):
+        *_, sample = plan_calls(spec, model, 1000, protocol)
+        fields = vllm_request._sampling_fields(spec.params, max_tokens, sample.sequences)
+        assert sample.body == build(spec, model, fields, spec.topk_sample_logprobs, sample.scores)
+        other = replace(spec.params, seed=None if spec.params.seed is not None else 7, max_tokens=3)
+        plan_calls(replace(spec, prompt=b"5", params=other), model, 1000, protocol)
+
+
+def test_what_is_written_for_many_is_bounded() -> None:
+    for number in range(2000):
+        plan_calls(with_params(stop=(str(number),)), "tiny", 100)
+        plan_calls(with_params(stop=(str(number) * 2000,)), "tiny", 100)
+    kept = vllm_request._written
+    assert len(kept) <= 512
+    assert all(sum(map(len, written)) <= 4096 for written in (*kept._new.values(), *kept._old.values()))
 
 
 def test_names_are_escaped() -> None:
