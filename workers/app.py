@@ -68,11 +68,15 @@ OPENAI: Final[tuple[Route_, ...]] = (
 
 
 class PublicApp:
-    """ASGI: `routes` is the dictionary of the hot ones, `starlette` serves the rest."""
+    """ASGI: `routes` is the dictionary of the hot ones, `starlette` serves the rest.
+
+    `direct`: the hot ones by method and target, for a server that can do without ASGI.
+    """
 
     def __init__(self, deps: Deps) -> None:
         make = partial(_endpoint, deps)
         self.routes = {(method, API + path): make(handler, turns=deps.turns) for method, path, handler in HOT}
+        self.direct = {(method.encode(), path.encode()): route for (method, path), route in self.routes.items()}
         self.starlette = _starlette(make, deps.counters, (*ROUTED, *(UNTRAINED if deps.trainer is None else TRAINED)))
         self._elsewhere = make(training.pass_on, streamed=True)
         self._nowhere = self.starlette.router.default

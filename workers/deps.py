@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from workers.trainer import Trainer
     from workers.waiters import Waiters
 
-# Some ten milliseconds of submissions and polls.
-_REQUESTS_PER_TURN: Final = 64
+# A few milliseconds of submissions, and of polls that are woken.
+_REQUESTS_PER_TURN: Final = 16
 
 
 @dataclass(slots=True)

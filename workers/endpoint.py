@@ -1,29 +1,31 @@
-"""From ASGI to a handler and back: who calls, the whole body, one reply, and whether it was delivered.
+"""From a request to a handler and back: who calls, the whole body, one reply, and whether it was delivered.
 
-A handler is `async (Request) -> Reply` and raises `GatewayError` for everything else; this is the ASGI boundary, the
-one place that catches all exceptions.
+A handler is `async (Request) -> Reply` and raises `GatewayError` for everything else; this is the boundary, the one
+place that catches all exceptions. Requests come as ASGI, or directly from the edge (workers/http/direct.py).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from shared.core.errors import ClientGone, GatewayError, Overloaded, ReplyBroken
 from shared.core.frozen import Frozen
 from shared.core.trace import traceparent_of
 from workers import responses
-from workers.http.body import read_body
+from workers.http.body import read_body, require_readable
 from workers.http.delivery import deliver, send_whole
 from workers.http.watch import connection
 from workers.keyring import ANONYMOUS
 from workers.responses import Streamed
 
 if TYPE_CHECKING:
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from shared.counters import Counters
+    from workers.http.direct import DirectCycle
     from workers.http.watch import Connection
     from workers.keyring import Caller, Keyring
     from workers.responses import Reply
@@ -34,7 +36,7 @@ log = logging.getLogger(__name__)
 
 class Request(Frozen, frozen=True):
     """`body` is whole and within its limit, or still to be had from `receive` where an endpoint leaves it there;
-    `path` are the parameters of the route's path.
+    `path` are the parameters of the route's path; `scope` tells the rest, as ASGI does, to who needs it.
     """
 
     caller: Caller
@@ -42,7 +44,7 @@ class Request(Frozen, frozen=True):
     accept: bytes | None
     connection: Connection
     path: dict[str, str]
-    scope: Scope
+    scope: Callable[[], Scope]
     receive: Receive
     trace: str | None = None  # the caller's traceparent, if it is one
 
@@ -50,8 +52,14 @@ class Request(Frozen, frozen=True):
 Handler = Callable[[Request], Awaitable["Reply | Streamed"]]
 
 
+_NO_PATH: Final[dict[str, str]] = {}
+
+
 class Endpoint:
-    """A handler as an ASGI application. Starlette routes to it as it would to any mounted app."""
+    """A handler as an ASGI application, and as what answers without: `direct.Direct`.
+
+    Starlette routes to it as it would to any mounted app.
+    """
 
     def __init__(
         self,
@@ -73,42 +81,50 @@ class Endpoint:
         self._streamed = streamed
         self._turns = turns
 
+    # -- as an ASGI application
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._counters.http_requests += 1
+        await self._serve(scope, send, self._received(scope, receive))
+
+    async def _received(self, scope: Scope, receive: Receive) -> Reply | Streamed:
+        headers = dict(scope["headers"])
+        # Before the body is read: a stranger cannot make us hold bytes.
+        caller = self._caller(headers)
+        if self._turns is not None:
+            await self._turns.take(caller.digest)
+        body = b"" if self._streamed else await read_body(headers, receive, self._max_body_bytes())
+        return await self._handler(
+            Request(
+                caller,
+                body,
+                headers.get(b"accept"),
+                connection(scope),
+                scope.get("path_params", _NO_PATH),
+                lambda: scope,
+                receive,
+                traceparent_of(headers.get(b"traceparent")),
+            )
+        )
+
+    async def _serve(self, scope: Scope, send: Send, coming: Awaitable[Reply | Streamed]) -> None:
         try:
-            reply = await self._reply(scope, receive)
+            reply = await coming
             if isinstance(reply, Streamed):
                 await self._run(reply, send)
                 return
         except ClientGone:
-            self._counters.http_client_errors += 1
-            log.debug("request was cut off", extra={"path": scope["path"]})
+            self.left(scope["path"])
             return
         except ReplyBroken as error:
             self._counters.http_server_errors += 1
             log.debug("reply was cut off", extra={"path": scope["path"], "error": str(error)})
             await connection(scope).cut()
             return
-        except GatewayError as error:
-            if isinstance(error, Overloaded) and error.reason == "upstream":
-                self._counters.rejected_upstream += 1
-            reply = self._refusal(error)
         except Exception as error:
-            self._counters.rejected_unexpected += 1
-            log.exception("request failed", extra={"path": scope["path"]})
-            reply = self._refusal(error)
+            # The boundary: whatever broke, the client is answered.
+            reply = self._refused(error, scope["path"])
         await self._send(scope, send, reply)
-
-    async def _reply(self, scope: Scope, receive: Receive) -> Reply | Streamed:
-        headers = dict(scope["headers"])
-        # Before the body is read: a stranger cannot make us hold bytes.
-        caller = ANONYMOUS if self._public else self._keyring().identify(_text(self._api_key(headers)))
-        if self._turns is not None:
-            await self._turns.take(caller.digest)
-        body = b"" if self._streamed else await read_body(headers, receive, self._max_body_bytes())
-        path, trace = scope.get("path_params", {}), traceparent_of(headers.get(b"traceparent"))
-        accept = headers.get(b"accept")
-        return await self._handler(Request(caller, body, accept, connection(scope), path, scope, receive, trace))
 
     async def _run(self, reply: Streamed, send: Send) -> None:
         """Another server's status is told once its reply is over: one that breaks off is counted as such."""
@@ -130,6 +146,63 @@ class Endpoint:
         elif await deliver(scope, send, reply.status, headers, reply.body):
             reply.on_delivered()
 
+    # -- as a direct one (workers/http/direct.py)
+
+    def admit(self, headers: Mapping[bytes, bytes]) -> Caller:
+        self._counters.http_requests += 1
+        caller = self._caller(headers)
+        require_readable(headers, self._max_body_bytes())
+        return caller
+
+    async def answered(self, request: DirectCycle) -> Reply | ASGIApp:
+        try:
+            headers = request.headers
+            reply = await self._handler(
+                Request(
+                    request.caller,
+                    request.body,
+                    headers.get(b"accept"),
+                    request.connection,
+                    _NO_PATH,
+                    request.scope,
+                    _nothing_more,
+                    traceparent_of(headers.get(b"traceparent")),
+                )
+            )
+        except Exception as error:
+            # The same boundary. What breaks a reply off comes from one that was begun.
+            reply = self._refused(error, request.path)
+        if isinstance(reply, Streamed):
+            return partial(self._stream, reply)
+        self._counters.answered(reply.status)
+        return reply
+
+    def refused(self, error: GatewayError, path: str) -> Reply:
+        reply = self._refused(error, path)
+        self._counters.answered(reply.status)
+        return reply
+
+    def left(self, path: str) -> None:
+        self._counters.http_client_errors += 1
+        log.debug("request was cut off", extra={"path": path})
+
+    async def _stream(self, reply: Streamed, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve(scope, send, _ready(reply))
+
+    # -- both
+
+    def _caller(self, headers: Mapping[bytes, bytes]) -> Caller:
+        """Raises `Unauthorized`."""
+        return ANONYMOUS if self._public else self._keyring().identify(_text(self._api_key(headers)))
+
+    def _refused(self, error: Exception, path: str) -> Reply:
+        if not isinstance(error, GatewayError):
+            self._counters.rejected_unexpected += 1
+            log.error("request failed", exc_info=error, extra={"path": path})
+        elif isinstance(error, Overloaded) and error.reason == "upstream":
+            self._counters.rejected_upstream += 1
+        return self._refusal(error)
+
     def _api_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
         """Where this API's clients put it; names are in lower case."""
         return headers.get(b"x-api-key")
@@ -147,6 +220,14 @@ class OpenAiEndpoint(Endpoint):
 
     def _refusal(self, error: Exception) -> Reply:
         return responses.openai_refusal(error)
+
+
+async def _nothing_more() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _ready(reply: Streamed) -> Streamed:
+    return reply
 
 
 def _text(value: bytes | None) -> str | None:

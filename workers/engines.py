@@ -180,7 +180,7 @@ class Engines:
             upstream.attempts.discard(exchange)
 
     async def _open(self, request: Request, upstream: Upstream, path: str, body: bytes) -> aiohttp.ClientResponse:
-        kept = passed.to_openai(request.scope["headers"])
+        kept = passed.to_openai(request.scope()["headers"])
         headers = CIMultiDict((name.decode(), value.decode()) for name, value in kept)
         url = URL(upstream.url.rstrip("/") + path)
         try:

@@ -80,10 +80,10 @@ class Trainer:
 
     def as_it_comes(self, request: Request) -> Outgoing:
         """The client's request, whose body is still to be received. Raises `BadRequest`."""
-        arriving = request.scope["headers"]
+        arriving = request.scope()["headers"]
         has_body = not {b"content-length", b"transfer-encoding"}.isdisjoint(name for name, _ in arriving)
         body = body_pieces(request.receive) if has_body else None
-        return Outgoing(request.scope["method"], self._target(request), self._headers(request), body)
+        return Outgoing(request.scope()["method"], self._target(request), self._headers(request), body)
 
     def whole(self, request: Request, body: bytes | None = None) -> Outgoing:
         """The client's request with a body that is here: its own unless another is given. Raises `BadRequest`.
@@ -92,7 +92,7 @@ class Trainer:
         """
         headers = self._headers(request, b"content-length", b"content-encoding", b"accept-encoding")
         sent = request.body if body is None else body
-        return Outgoing(request.scope["method"], self._target(request), headers, sent)
+        return Outgoing(request.scope()["method"], self._target(request), headers, sent)
 
     def sampler(self, request: Request, sampler_id: str) -> Outgoing:
         """What a sampling session of the trainer samples from, asked in the name of the client."""
@@ -107,14 +107,15 @@ class Trainer:
         return Outgoing("POST", target, headers, msgspec.json.encode({"tinker_path": path}))
 
     def _target(self, request: Request) -> URL:
-        path, query = request.scope["raw_path"], request.scope["query_string"]
+        scope = request.scope()
+        path, query = scope["raw_path"], scope["query_string"]
         if not passed.is_plain_target(path, query):
             raise BadRequest("the request's path is not plain: no dot segments, and nothing but visible ASCII")
         target = self._base_url + path.decode()
         return URL(f"{target}?{query.decode()}" if query else target, encoded=True)
 
     def _headers(self, request: Request, *left_out: bytes) -> CIMultiDict[str]:
-        arriving = request.scope["headers"]
+        arriving = request.scope()["headers"]
         kept = passed.without(passed.to_trainer(arriving), *left_out)
         headers = CIMultiDict((name.decode(), value.decode()) for name, value in kept)
         key = self._api_key or (passed.api_key(arriving) if self._forward_key else None)

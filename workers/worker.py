@@ -110,14 +110,16 @@ class Worker:
         )
         self._housekeeping = Housekeeping(self._deps, config.instance, settings)
         self._edge = Edge(HttpLimits(keep_alive_s=settings.keep_alive_s))
+        app = PublicApp(self._deps)
         self._server = PublicServer(
-            PublicApp(self._deps),
+            app,
             listener,
             self._edge,
             backlog=settings.backlog,
             access_log=settings.access_log,
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
+            direct=app.direct,
         )
         self._tasks: list[asyncio.Task[None]] = []
 

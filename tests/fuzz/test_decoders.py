@@ -83,7 +83,8 @@ def test_long_replies_of_vllm(body: bytes, asked: Any, piece_bytes: int) -> None
     if reply is not None and not asked.call.scores and not asked.spec.topk_sample_logprobs:
         found = decode_reply(asked.call, asked.spec, body, lambda _: reply)
         whole = decode_reply(asked.call, asked.spec, body, document.load)
-        assert found == whole or isinstance(found, Fault) or "no completion" in str(whole)
+        unseen = any(words in str(whole) for words in ("no completion", "no JSON"))
+        assert found == whole or isinstance(found, Fault) or unseen
 
 
 def _encoded_result() -> bytes:

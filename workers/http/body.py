@@ -18,7 +18,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit_byte
     Raises `UnsupportedEncoding` for any Content-Encoding (no SDK compresses what comes here), `BodyTooLarge` before
     a byte is read where the length is declared, and `BodyIncomplete` when the client goes away.
     """
-    _check_headers(headers, limit_bytes)
+    require_readable(headers, limit_bytes)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         body: bytes = message.get("body", b"")
@@ -40,7 +40,8 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit_byte
         message = await receive()
 
 
-def _check_headers(headers: Mapping[bytes, bytes], limit_bytes: int) -> None:
+def require_readable(headers: Mapping[bytes, bytes], limit_bytes: int) -> None:
+    """Raises what `read_body` does before it reads."""
     if _exceeds(headers.get(b"content-length", b""), limit_bytes):
         raise _too_large(limit_bytes)
     encoding = headers.get(b"content-encoding")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from shared.config import KIB
+from workers.http.direct import SCATTER_FROM_BYTES
 from workers.http.watch import connection
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 # The key in a scope's `extensions`, and the type of the message: status, headers (Content-Length left out), body.
 WHOLE_REPLY: Final = "gateway.whole_reply"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-# From here on a copy of the body costs more than the second buffer of a scattered write.
-_SCATTER_FROM_BYTES: Final = 16 * KIB
 
 
 class GatewayCycle(RequestResponseCycle):
@@ -50,6 +48,22 @@ class GatewayCycle(RequestResponseCycle):
         """More of the body has arrived."""
         self._parts.append(part)
         self.unread_bytes += len(part)
+        self.message_event.set()
+
+    def whole(self) -> None:
+        """The body is."""
+        self.more_body = False
+        self.message_event.set()
+
+    def retract(self) -> None:
+        """What came after the head is no body: the handler is told that the client has gone."""
+        self.disconnected = True
+        self.message_event.set()
+
+    def end(self) -> None:
+        """The connection has ended."""
+        if not self.response_complete:
+            self.disconnected = True
         self.message_event.set()
 
     async def receive(self) -> Any:
@@ -92,7 +106,7 @@ class GatewayCycle(RequestResponseCycle):
         told = b"".join([b"%b: %b\r\n" % header for header in headers])
         ending = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
         head = b"%b%bcontent-length: %d\r\n%b" % (STATUS_LINE[status], told, len(body), ending)
-        if len(body) < _SCATTER_FROM_BYTES:
+        if len(body) < SCATTER_FROM_BYTES:
             self.transport.write(b"".join((head, body)))
         else:
             self.transport.writelines((head, body))

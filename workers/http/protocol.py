@@ -12,6 +12,8 @@ uvicorn parses, builds scopes and runs the application. What is ours:
 - **Refusals** are JSON, wait for their turn when an earlier request is still being answered, and are followed by a
   lingering close so that the client can read them. Nobody logs them.
 
+- **Direct requests.** Those of the hot routes do without ASGI: see direct.py.
+
 A request is in one phase at a time:
 
     BETWEEN --first byte--> HEAD --headers whole--> BODY --whole--> BETWEEN
@@ -21,6 +23,7 @@ A request is in one phase at a time:
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from enum import Enum
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,14 +31,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from shared.config import KIB
 from workers.http import refusal, target
 from workers.http.cycle import WHOLE_REPLY, GatewayCycle
+from workers.http.direct import DirectCycle
 from workers.http.flow import TimedFlow
 from workers.http.refusal import Refusal
 from workers.http.watch import EXTENSION, SocketConnection
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.types import Scope
+
+    from workers.http.direct import Direct
     from workers.http.edge import Edge
+    from workers.http.lane import Lane
 
 TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 # Names that decide something while the headers still arrive.
@@ -45,6 +56,14 @@ CONTENT_LENGTH = b"content-length"
 DECISIVE = frozenset({EXPECT, TRANSFER_ENCODING, CONTENT_LENGTH})
 # ": " and the line's end.
 HEADER_OVERHEAD_BYTES = 4
+# A length of so many is too long in any case, and as a number dear to read.
+_LENGTH_DIGITS = 10
+# In a read of at most so many bytes no head is near a limit, but for the number of its headers.
+_SMALL_READ_BYTES = 8 * KIB
+# What transports begin with.
+_HIGH_WATER_BYTES = 64 * KIB
+# What uvicorn makes anew for each connection.
+_OWN = frozenset({"parser", "pipeline"})
 
 
 class Phase(Enum):
@@ -54,12 +73,51 @@ class Phase(Enum):
     REFUSED = "refused"
 
 
+# To look a member up costs five times as much as a name of the module's, and these are looked at for each header.
+_BETWEEN, _HEAD, _BODY, _REFUSED = Phase
+
+
 class GatewayProtocol(HttpToolsProtocol):
-    """One client connection. Made by `protocol_class`, which sets `edge`."""
+    """One client connection. Its class is made by `protocol_class`, which sets `edge`, `direct` and `lane`."""
 
     edge: ClassVar[Edge]
+    direct: ClassVar[Mapping[tuple[bytes, bytes], Direct]]
+    lane: ClassVar[Lane | None]
+    # What uvicorn sets in each instance, and is the same in all.
+    _is_common_known: ClassVar[bool] = False
+
+    # Of a connection on which nothing has happened.
+    cycle: GatewayCycle | DirectCycle | None = None  # type: ignore[assignment]
+    _phase = _BETWEEN
+    _refusal: bytes | None = None
+    _head_bytes = 0
+    _body_bytes = 0
+    _has_body = False
+    _length: bytes | None = None
+    _is_small_read = False
+    # Whether each header is to be looked at: in a head that may become too long, and in a trailer.
+    _looks = True
+    _discarded_bytes = 0
+    _arriving_since_s = 0.0
+    _paused_before_s = 0.0
+    _progress = (0, 0, 0)
+    _quiet_bytes = 0
+    _unread_bytes = 0
 
     # -- the connection
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        if self._is_common_known:
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.pipeline = deque()
+            return
+        super().__init__(*arguments, **named)
+        # It looks up two loggers and sets thirty attributes for each connection, at the price of parsing a request.
+        # The class belongs to one server (`protocol_class`): what is no connection's own moves there.
+        for name in vars(self).keys() - _OWN:
+            setattr(type(self), name, vars(self).pop(name))
+        type(self)._is_common_known = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
         if self.access_log:
@@ -68,30 +126,28 @@ class GatewayProtocol(HttpToolsProtocol):
             # uvicorn asks the kernel for both addresses, which nothing but an access log shows.
             self.connections.add(self)
             self.transport = transport
-            self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+            self.scheme = "https" if self.config.is_ssl else "http"
         high_water_bytes = self.edge.limits.write_buffer_bytes
-        transport.set_write_buffer_limits(high=high_water_bytes)
+        if high_water_bytes != _HIGH_WATER_BYTES:
+            transport.set_write_buffer_limits(high=high_water_bytes)
         self.flow: TimedFlow = TimedFlow(transport, self.loop.time)
         self.connection = SocketConnection(transport, self.flow, high_water_bytes)
-        self._extensions: dict[str, Any] = {EXTENSION: self.connection, WHOLE_REPLY: {}}
-        self._phase = Phase.BETWEEN
-        self._refusal: bytes | None = None
-        self._head_bytes = 0
-        self._body_bytes = 0
-        self._has_body = False
-        self._discarded_bytes = 0
-        self._arriving_since_s = 0.0
-        self._paused_before_s = 0.0
-        self._progress = (0, 0, 0)
-        self._quiet_bytes = 0
-        self._unread_bytes = 0
         self.edge.open.add(self)
         self.edge.watch(self.edge.idle, self, self.loop)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.edge.forget(self)
         self.connection.lose(broken=exc is not None)
-        super().connection_lost(exc)
+        self.connections.discard(self)
+        if self.cycle is not None:
+            self.cycle.end()
+            # It knows us: garbage in a circle costs a third of a connection to find.
+            self.cycle = None
+        self.flow.resume_writing()
+        if exc is None:
+            self.transport.close()
+        # It holds our methods: a cycle for each connection.
+        self.parser = None  # type: ignore[assignment]
         self.connection.closed()
 
     def eof_received(self) -> None:
@@ -99,7 +155,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """The server is stopping. A request whose head is on its way is still answered."""
-        if self._phase is not Phase.HEAD:
+        if self._phase is not _HEAD:
             super().shutdown()
             if self.transport.is_closing():
                 self._watch_closing()
@@ -111,15 +167,16 @@ class GatewayProtocol(HttpToolsProtocol):
     # -- bytes in
 
     def data_received(self, data: bytes) -> None:
-        if self._phase is Phase.REFUSED:
+        if self._phase is _REFUSED:
             self._discard(len(data))
             return
+        self._is_small_read = len(data) <= _SMALL_READ_BYTES
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
             self._refuse(refusal.refusal_of(error))
         else:
-            if self._phase is not Phase.BETWEEN:
+            if self._phase is not _BETWEEN:
                 self._note_arrival(len(data))
 
     def _feed(self, data: bytes | memoryview) -> None:
@@ -135,6 +192,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _note_arrival(self, size_bytes: int) -> None:
         """A request that is not whole after this read: starts its deadline, bounds what the parser holds of it."""
         if self not in self.edge.arriving:
+            self._look_from_now_on()
             self._arriving_since_s = self.loop.time()
             self._paused_before_s = self.flow.paused_s(self._arriving_since_s)
             self.edge.watch(self.edge.arriving, self, self.loop)
@@ -155,12 +213,15 @@ class GatewayProtocol(HttpToolsProtocol):
     # -- parser callbacks
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = self._extensions
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
         self.edge.idle.discard(self)
-        self._phase = Phase.HEAD
+        self._phase = _HEAD
+        self._looks = not self._is_small_read
         self._head_bytes = 0
         self._has_body = False
+        self._length = None
         # What the last request had come to says nothing of this one, even where the figures are equal.
         self._progress = (0, 0, 0)
         self._quiet_bytes = 0
@@ -172,26 +233,39 @@ class GatewayProtocol(HttpToolsProtocol):
             raise Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, f"The URL is longer than {limit} bytes.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._looks and not self._takes(name, value):
+            return
+        name = name.lower()
+        if name in DECISIVE:
+            self._decisive_header(name, value)
+        self.headers.append((name, value))
+
+    def _takes(self, name: bytes, value: bytes) -> bool:
+        """Raises `Refusal` when there is too much of a head."""
         size_bytes = len(name) + len(value) + HEADER_OVERHEAD_BYTES
         self._head_bytes += size_bytes
         limits = self.edge.limits
         if size_bytes > limits.header_bytes or self._head_bytes > limits.head_bytes:
             raise self._too_large()
-        if self._phase is Phase.BODY:
+        if self._phase is _BODY:
             # A trailer: nothing here reads one, and it must not change the headers of a request that already runs.
-            return
+            return False
         if len(self.headers) == limits.header_count:
             raise self._too_large()
-        name = name.lower()
-        if name in DECISIVE:
-            self._decisive_header(name, value)
-        self.headers.append((name, value))
+        return True
+
+    def _look_from_now_on(self) -> None:
+        """A head of which one small read was the beginning."""
+        if not self._looks and self._phase is _HEAD:
+            self._looks = True
+            self._head_bytes = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in self.headers)
 
     def _decisive_header(self, name: bytes, value: bytes) -> None:
         if name == EXPECT:
             self.expect_100_continue = value.lower() == b"100-continue"
         elif name == CONTENT_LENGTH:
             self._has_body = value.strip(b"0") != b""
+            self._length = value
         else:
             self._has_body = True
             if value.lower() != b"chunked":
@@ -204,12 +278,64 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         version = self._check_head()
-        self.scope["method"] = self.parser.get_method().decode("ascii")
-        self.scope["http_version"] = version
-        target.place(self.scope, self.url)
-        before = self.cycle
-        self.cycle: GatewayCycle = GatewayCycle(
-            self.scope,
+        method = self.parser.get_method()
+        keep_alive = version != "1.0" and not self.edge.draining and self.parser.should_keep_alive()
+        is_first = self.cycle is None or self.cycle.response_complete
+        endpoint = self.direct.get((method, self.url)) if is_first else None
+        if endpoint is not None and self._is_plain(version):
+            self._begin_body()
+            self.cycle = direct = DirectCycle(self, endpoint, self.url, self.headers, keep_alive)
+            direct.admit()
+            return
+        scope = self.scope_of(method, version, self.url, self.headers)
+        self._begin_body()
+        self.cycle = cycle = self.as_asgi(scope, keep_alive=keep_alive)
+        if is_first:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+
+    def _begin_body(self) -> None:
+        self._phase = _BODY
+        self._looks = True
+        self._body_bytes = 0
+
+    def scope_of(self, method: bytes, version: str, url: bytes, headers: list[tuple[bytes, bytes]]) -> Scope:
+        """ASGI's. Raises httptools' error when `url` is none."""
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "method": method.decode("ascii"),
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": self.root_path,
+            "headers": headers,
+            "state": self.app_state.copy(),
+            "extensions": {EXTENSION: self.connection, WHOLE_REPLY: {}},
+        }
+        target.place(scope, url)  # type: ignore[arg-type] # a typed dict
+        return scope
+
+    def _is_plain(self, version: str) -> bool:
+        """A body of one read, whose length is told, and nothing to be asked or noted about it."""
+        length = self._length
+        return (
+            version == "1.1"
+            and length is not None
+            and len(length) < _LENGTH_DIGITS
+            and 0 < int(length) <= self.edge.limits.unread_body_bytes
+            and not self.expect_100_continue
+            and self.scheme == "http"
+            and not self.access_log
+        )
+
+    def as_asgi(self, scope: Scope, *, keep_alive: bool) -> GatewayCycle:
+        """The request, for an application."""
+        return GatewayCycle(
+            scope,
             self.transport,
             self.flow,
             self.logger,
@@ -218,19 +344,14 @@ class GatewayProtocol(HttpToolsProtocol):
             self.server_state.default_headers,
             asyncio.Event(),
             self.expect_100_continue,
-            version != "1.0" and not self.edge.draining and self.parser.should_keep_alive(),
+            keep_alive,
             self.on_response_complete,
         )
-        self._phase = Phase.BODY
-        self._body_bytes = 0
-        if before is None or before.response_complete:
-            self._start_asgi_task(self.cycle, self.app)
-        else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
 
     def _check_head(self) -> str:
         """The request's HTTP version, when nothing speaks against its head."""
+        if len(self.headers) > self.edge.limits.header_count:
+            raise self._too_large()
         version: str = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise Refusal(HTTPStatus.BAD_REQUEST, f"The HTTP version is {version}, it must be 1.1 or 1.0.")
@@ -245,21 +366,26 @@ class GatewayProtocol(HttpToolsProtocol):
         return version
 
     def on_body(self, body: bytes) -> None:
+        cycle = self.cycle
+        assert cycle is not None
         self._body_bytes += len(body)
-        if self.cycle.response_complete:
+        if cycle.response_complete:
             self._discard(len(body))
             return
-        self.cycle.add(body)
-        if self.cycle.unread_bytes > self.edge.limits.unread_body_bytes:
+        cycle.add(body)
+        if cycle.unread_bytes > self.edge.limits.unread_body_bytes:
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._phase = Phase.BETWEEN
+        cycle = self.cycle
+        assert cycle is not None
+        self._phase = _BETWEEN
         self.edge.arriving.discard(self)
-        if self.cycle.response_complete:
+        if cycle.response_complete:
             self._wait_for_next()
-        elif not self.pipeline:
+            return
+        cycle.whole()
+        if not self.pipeline:
             # Paused reading is resumed by the next receive(), which a handler that has its whole body does not call: a
             # client that leaves would not be noticed.
             self.flow.resume_reading()
@@ -276,9 +402,9 @@ class GatewayProtocol(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
         elif self._refusal is not None:
             self._reply_and_close(self._refusal)
-        elif self._phase is Phase.BETWEEN:
+        elif self._phase is _BETWEEN:
             self._wait_for_next()
-        elif self._phase is Phase.BODY and self.expect_100_continue:
+        elif self._phase is _BODY and self.expect_100_continue:
             # Nobody can tell whether the client will still send the body that it asked about.
             self.transport.close()
             self._watch_closing()
@@ -291,10 +417,10 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _refuse(self, reason: Refusal) -> None:
         """Answers what cannot be understood any further; whatever else arrives is thrown away."""
-        phase, self._phase = self._phase, Phase.REFUSED
+        phase, self._phase = self._phase, _REFUSED
         self.edge.arriving.discard(self)
         self.edge.idle.discard(self)
-        if phase is Phase.BODY and not self._retract():
+        if phase is _BODY and not self._retract():
             self._cut()
             return
         self._refusal = refusal.encode(reason)
@@ -307,10 +433,10 @@ class GatewayProtocol(HttpToolsProtocol):
             # It was waiting for its turn: the newest of the queue. The one before it decides when the reply goes out.
             self.pipeline.popleft()
             return True
+        assert self.cycle is not None
         if self.cycle.response_started:
             return False
-        self.cycle.disconnected = True
-        self.cycle.message_event.set()
+        self.cycle.retract()
         self.connection.lose(broken=True)
         return True
 
@@ -364,7 +490,7 @@ class GatewayProtocol(HttpToolsProtocol):
         # time is not the client's.
         paused_s = self.flow.paused_s(now_s) - self._paused_before_s
         arriving_s = now_s - self._arriving_since_s - paused_s
-        if not self.flow.read_paused and (self._phase is Phase.HEAD or arriving_s >= self._body_allowed_s()):
+        if not self.flow.read_paused and (self._phase is _HEAD or arriving_s >= self._body_allowed_s()):
             self._refuse(Refusal(HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive whole in time."))
             return
         self.edge.watch(self.edge.arriving, self, self.loop)
@@ -391,6 +517,11 @@ class GatewayProtocol(HttpToolsProtocol):
         self.edge.watch(self.edge.lingering, self, self.loop)
 
 
-def protocol_class(edge: Edge) -> type[GatewayProtocol]:
-    """The protocol bound to `edge`: uvicorn makes the instances, and has no way to hand anything over."""
-    return type("BoundProtocol", (GatewayProtocol,), {"edge": edge})
+def protocol_class(
+    edge: Edge, direct: Mapping[tuple[bytes, bytes], Direct] | None = None, lane: Lane | None = None
+) -> type[GatewayProtocol]:
+    """The protocol bound to `edge`: uvicorn makes the instances, and has no way to hand anything over.
+
+    `direct`: what is answered without ASGI, by method and target, in its turn of `lane`. A class serves one server.
+    """
+    return type("BoundProtocol", (GatewayProtocol,), {"edge": edge, "direct": direct or {}, "lane": lane})

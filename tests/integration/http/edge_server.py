@@ -20,9 +20,11 @@ from workers.http.server import PublicServer
 from workers.http.watch import connection
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from workers.http.direct import Direct
 
 MIB = 1024 * 1024
 
@@ -171,13 +173,17 @@ async def serving(
 
 @asynccontextmanager
 async def serving_app(
-    app: ASGIApp, limits: HttpLimits | None = None, *, tls_files: tuple[str, str] | None = None
+    app: ASGIApp,
+    limits: HttpLimits | None = None,
+    *,
+    tls_files: tuple[str, str] | None = None,
+    direct: Mapping[tuple[bytes, bytes], Direct] | None = None,
 ) -> AsyncIterator[Served]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     edge = Edge(limits or HttpLimits())
     tls_cert, tls_key = tls_files or (None, None)
-    server = PublicServer(app, listener, edge, backlog=1024, tls_cert=tls_cert, tls_key=tls_key)
+    server = PublicServer(app, listener, edge, backlog=1024, tls_cert=tls_cert, tls_key=tls_key, direct=direct)
     await server.start()
     try:
         yield Served(edge, server, listener.getsockname()[1])

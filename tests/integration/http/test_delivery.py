@@ -21,7 +21,7 @@ async def test_a_reply_that_is_read_is_delivered() -> None:
             while len(data.partition(b"\r\n\r\n")[2]) < size_bytes:
                 data += await client.read(MIB)
         await until(lambda: served.app.delivered == [True, True], "delivered")
-        assert len({id(scope["extensions"]) for scope in served.app.scopes}) == 1, "one connection was used again"
+        assert len({id(connection(scope)) for scope in served.app.scopes}) == 1, "one connection was used again"
         client.close()
 
 

@@ -1,0 +1,337 @@
+"""Hot routes without ASGI: the same replies, refusals before the body, turns, and how a connection ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shared.core.errors import GatewayError, Unauthorized
+from tests.integration.http.edge_server import Application, Client, Served, request, serving_app, status_of
+from tests.waiting import until
+from workers.http.delivery import send_response
+from workers.http.limits import HttpLimits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from workers.http.direct import DirectCycle
+
+KIB = 1024
+LARGE = bytes(range(256)) * 256
+# More than the lane starts in one turn.
+CROWD = 50
+
+
+@dataclass
+class Said:
+    status: int
+    body: bytes
+    content_type: bytes = b"application/json"
+    on_delivered: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Someone:
+    digest: bytes = b""
+
+
+@dataclass
+class Route:
+    """Answers with the body. `held`: not before that is set. An `X-Stranger` is refused."""
+
+    admitted: int = 0
+    bodies: list[bytes] = field(default_factory=list)
+    delivered: int = 0
+    gone: list[str] = field(default_factory=list)
+    held: asyncio.Event | None = None
+    reply: Said | ASGIApp | None = None
+    scopes: list[Scope] = field(default_factory=list)
+
+    def admit(self, headers: Mapping[bytes, bytes]) -> Any:
+        self.admitted += 1
+        if b"x-stranger" in headers:
+            raise Unauthorized("who are you?")
+        return Someone(headers.get(b"x-key", b""))
+
+    def refused(self, error: GatewayError, path: str) -> Said:
+        return Said(401, f"{path}: {error}".encode())
+
+    async def answered(self, request: DirectCycle) -> Any:
+        self.bodies.append(request.body)
+        self.scopes.append(request.scope())
+        if self.held is not None:
+            await self.held.wait()
+        return self.reply or Said(200, request.body, on_delivered=self._count)
+
+    def left(self, path: str) -> None:
+        self.gone.append(path)
+
+    def _count(self) -> None:
+        self.delivered += 1
+
+
+@dataclass
+class Bench:
+    served: Served
+    app: Application
+    route: Route
+
+    async def connect(self) -> Client:
+        return await self.served.connect()
+
+    async def ask(self, data: bytes, replies: int = 1) -> bytes:
+        client = await self.connect()
+        await client.send(data)
+        told = await read_replies(client, replies)
+        client.close()
+        return told
+
+
+@asynccontextmanager
+async def direct(limits: HttpLimits | None = None) -> AsyncIterator[Bench]:
+    app, route = Application(), Route()
+    async with serving_app(app, limits, direct={(b"POST", b"/echo"): route}) as served:
+        try:
+            yield Bench(served, app, route)
+        finally:
+            app.release.set()
+            if route.held is not None:
+                route.held.set()
+
+
+async def read_replies(client: Client, count: int) -> bytes:
+    """So many whole replies with a length."""
+    data, rest = b"", b""
+    for _ in range(count):
+        while b"\r\n\r\n" not in rest:
+            rest += await read_some(client)
+        head, _, rest = rest.partition(b"\r\n\r\n")
+        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        while len(rest) < length:
+            rest += await read_some(client)
+        data += head + b"\r\n\r\n" + rest[:length]
+        rest = rest[length:]
+    assert not rest
+    return data
+
+
+async def read_some(client: Client) -> bytes:
+    piece = await client.read()
+    assert piece, "closed"
+    return piece
+
+
+@pytest.mark.parametrize("body", [b"x", b"{}", LARGE])
+async def test_the_reply_is_that_of_asgi(body: bytes) -> None:
+    async with direct() as bench:
+        ours = await bench.ask(request("POST", "/echo", body))
+        # A query is none of the plain case.
+        theirs = await bench.ask(request("POST", "/echo?", body))
+        assert bench.route.bodies == bench.app.bodies == [body]
+    mine = sorted(line for line in ours.partition(b"\r\n\r\n")[0].lower().split(b"\r\n") if b"content-type" not in line)
+    assert mine == sorted(theirs.partition(b"\r\n\r\n")[0].lower().split(b"\r\n"))
+    assert ours.endswith(body) and theirs.endswith(body)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request("POST", "/other", b"{}"),
+        request("PUT", "/echo", b"{}"),
+        request("POST", "/echo", b"{}", "Expect: 100-continue"),
+        request("POST", "/echo"),
+        request("POST", "/echo", b"", "Content-Length: 0"),
+        b"POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        b"POST /echo HTTP/1.0\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}",
+        request("POST", "/echo", bytes(300 * KIB)),
+    ],
+    ids=["path", "method", "expect", "no body", "empty body", "chunked", "1.0", "long body"],
+)
+async def test_all_that_is_not_plain_goes_by_asgi(data: bytes) -> None:
+    async with direct() as bench:
+        client = await bench.connect()
+        await client.send(data)
+        await until(lambda: len(bench.app.bodies) == 1, "the application has it")
+        assert not bench.route.admitted
+        client.close()
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+async def test_a_request_in_pieces(step: int) -> None:
+    body = b"0123456789" * 200
+    data = request("POST", "/echo", body, "X-A: b")
+    async with direct() as bench:
+        client = await bench.connect()
+        for at in range(0, len(data), step):
+            await client.send(data[at : at + step])
+        assert (await read_replies(client, 1)).endswith(body)
+        assert bench.route.bodies == [body]
+        client.close()
+
+
+async def test_a_connection_is_used_again_by_either_way() -> None:
+    async with direct() as bench:
+        client = await bench.connect()
+        for number in range(6):
+            path = "/echo" if number % 2 else "/echo?"
+            await client.send(request("POST", path, b"%d" % number))
+            assert (await read_replies(client, 1)).endswith(b"%d" % number)
+        assert (bench.route.bodies, bench.app.bodies) == ([b"1", b"3", b"5"], [b"0", b"2", b"4"])
+        client.close()
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with direct() as bench:
+        data = b"".join(request("POST", "/echo", b"%d" % number) for number in range(5))
+        told = await bench.ask(data, 5)
+        assert [part[-1:] for part in told.split(b"HTTP/1.1 200 OK")[1:]] == [b"0", b"1", b"2", b"3", b"4"]
+        # Those behind the first wait for it, which is ASGI's business.
+        assert bench.route.bodies[0] == b"0" and len(bench.route.bodies) + len(bench.app.bodies) == 5
+
+
+async def test_a_stranger_is_refused_before_the_body_and_may_try_again() -> None:
+    async with direct() as bench:
+        client = await bench.connect()
+        head, body = request("POST", "/echo", bytes(100 * KIB), "X-Stranger: yes").split(b"\r\n\r\n", 1)
+        await client.send(head + b"\r\n\r\n")
+        told = await read_replies(client, 1)
+        assert status_of(told) == 401 and told.endswith(b"/echo: who are you?")
+        await client.send(body)
+        await client.send(request("POST", "/echo", b"mine"))
+        assert (await read_replies(client, 1)).endswith(b"mine")
+        assert bench.route.bodies == [b"mine"]
+        client.close()
+
+
+async def test_a_crowd_is_answered_whole() -> None:
+    async with direct() as bench:
+        replies = await asyncio.gather(*(bench.ask(request("POST", "/echo", b"%d" % n)) for n in range(CROWD)))
+        assert [reply.rpartition(b"\r\n\r\n")[2] for reply in replies] == [b"%d" % n for n in range(CROWD)]
+        await until(lambda: bench.route.delivered == CROWD, "all delivered")
+
+
+async def test_a_client_that_leaves_while_it_is_held_took_nothing() -> None:
+    async with direct() as bench:
+        bench.route.held = asyncio.Event()
+        client = await bench.connect()
+        await client.send(request("POST", "/echo", b"{}"))
+        await until(lambda: len(bench.route.bodies) == 1, "held")
+        client.close()
+        await until(lambda: not bench.served.edge.open, "closed")
+        bench.route.held.set()
+        await bench.ask(request("POST", "/echo", b"next"))
+        await until(lambda: bench.route.delivered == 1, "the next one")
+        assert bench.route.gone == []
+
+
+@pytest.mark.parametrize("sent", [b"", b"half of it"])
+async def test_a_client_that_leaves_within_its_body_is_counted(sent: bytes) -> None:
+    async with direct() as bench:
+        client = await bench.connect()
+        head = request("POST", "/echo", bytes(1000)).partition(b"\r\n\r\n")[0]
+        await client.send(head + b"\r\n\r\n" + sent)
+        await until(lambda: bench.route.admitted == 1, "admitted")
+        client.close()
+        await until(lambda: bench.route.gone == ["/echo"], "noticed")
+        assert bench.route.bodies == []
+
+
+async def test_a_body_that_trickles_is_refused_in_time() -> None:
+    async with direct(HttpLimits(body_grace_s=5.0)) as bench:
+        client = await bench.connect()
+        head = request("POST", "/echo", bytes(1000)).partition(b"\r\n\r\n")[0]
+        await client.send(head + b"\r\n\r\nx")
+        await until(lambda: bool(bench.served.edge.arriving), "begun")
+        bench.served.sweep_after(60.0)
+        assert status_of(await client.read_to_end()) == 408
+        assert bench.route.bodies == []
+        client.close()
+
+
+async def test_a_reply_in_parts_is_sent_by_asgi() -> None:
+    async def parts(scope: Scope, receive: Receive, send: Send) -> None:
+        await send_response(send, 503, [(b"x-path", scope["raw_path"])], b"later")
+
+    async with direct() as bench:
+        bench.route.reply = parts
+        told = await bench.ask(request("POST", "/echo", b"{}") * 2, 2)
+        # The second came before the first was answered, and goes the way of all requests.
+        assert status_of(told) == 503 and b"x-path: /echo" in told and told.endswith(b"{}")
+
+
+async def test_a_defect_closes_the_connection() -> None:
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("a defect")
+
+    async with direct() as bench:
+        bench.route.reply = broken
+        assert status_of(await bench.served.exchange(request("POST", "/echo", b"{}", "Connection: close"))) == 500
+
+
+@pytest.mark.parametrize("path", ["/echo", "/echo?"])
+async def test_a_connection_leaves_nothing_for_the_garbage_collector(path: str) -> None:
+    async with direct() as bench:
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(3):
+                await bench.ask(request("POST", path, b"{}"))
+            await until(lambda: not bench.served.edge.open, "closed")
+            gc.collect()
+            found = {type(item).__name__ for item in gc.garbage}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        assert not {name for name in found if "Cycle" in name or "Protocol" in name or "Connection" in name}
+
+
+async def test_a_scope_tells_what_asgi_tells() -> None:
+    async with direct() as bench:
+        await bench.ask(request("POST", "/echo", b"{}", "X-A: 1", "X-A: 2"))
+        await bench.ask(request("POST", "/echo?", b"{}", "X-A: 1", "X-A: 2"))
+        ours, theirs = bench.route.scopes[0], bench.app.scopes[0]
+        assert ours["raw_path"] + b"" == b"/echo" and ours["path"] == "/echo"
+        same = ours.keys() - {"extensions"}
+        assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
+
+
+async def test_a_server_that_stops_answers_those_in_the_lane_and_says_goodbye() -> None:
+    async with direct() as bench:
+        clients = [await bench.connect() for _ in range(CROWD)]
+        for client in clients:
+            await client.send(request("POST", "/echo", b"{}"))
+        await until(lambda: bench.route.admitted == CROWD, "all have come")
+        await bench.served.server.stop(10.0)
+        for client in clients:
+            assert status_of(await client.read_to_end()) == 200
+            client.close()
+
+
+async def test_a_request_that_comes_while_the_server_drains_is_the_last() -> None:
+    async with direct() as bench:
+        client = await bench.connect()
+        await client.send(request("POST", "/echo", b"1"))
+        await read_replies(client, 1)
+        bench.served.edge.start_draining()
+        await client.send(request("POST", "/echo", b"2"))
+        told = await client.read_to_end()
+        assert b"connection: close" in told and told.endswith(b"2")
+        client.close()
+
+
+async def test_too_many_headers_in_one_small_read() -> None:
+    async with direct() as bench:
+        client = await bench.connect()
+        await client.send(request("POST", "/echo", b"{}", *(f"X-{n}: 1" for n in range(200))))
+        assert status_of(await client.read_to_end()) == 431
+        assert not bench.route.admitted
+        client.close()

@@ -1,0 +1,217 @@
+"""The hot routes' requests, from the parser to their endpoint and back, without ASGI's messages between them.
+
+A sample is two such requests, and what ASGI puts around one (an event, a message for each step of a body and of a
+reply, the checks of both) costs more than parsing it. What is taken here is the plain case, which is what an SDK sends:
+a POST over plain HTTP/1.1 with a length that fits into one read, on a connection with nothing else under way. All else
+goes the way of every other request. Both ways lead to one endpoint, which decides who calls before a body is read.
+
+    head --admitted--> body --whole--> in the lane (lane.py) --its turn--> answered
+       \\--refused: answered at once, and the body is thrown away
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from shared.config import KIB
+from shared.core.errors import GatewayError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping
+
+    from starlette.types import ASGIApp, Scope
+
+    from workers.http.cycle import GatewayCycle
+    from workers.http.protocol import GatewayProtocol
+    from workers.http.watch import Connection
+
+# From here on a copy of the body costs more than the second buffer of a scattered write.
+SCATTER_FROM_BYTES: Final = 16 * KIB
+
+
+class Reply(Protocol):
+    """A whole reply. `on_delivered` is called when the client was still there after the last byte."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def body(self) -> bytes | memoryview: ...
+
+    @property
+    def content_type(self) -> bytes: ...
+
+    @property
+    def on_delivered(self) -> Callable[[], None] | None: ...
+
+
+class Direct(Protocol):
+    """What answers without ASGI. `caller` is its own business, but for a `digest`: whose turn it takes."""
+
+    def admit(self, headers: Mapping[bytes, bytes]) -> Any:
+        """The caller, before the body is read. Raises `GatewayError` for who, or what, is refused unread."""
+        ...
+
+    def refused(self, error: GatewayError, path: str) -> Reply: ...
+
+    async def answered(self, request: DirectCycle) -> Reply | ASGIApp:
+        """The reply, a refusal included; or the application that sends it, where it is no whole one."""
+        ...
+
+    def left(self, path: str) -> None:
+        """The client was gone before it was its turn."""
+        ...
+
+
+class DirectCycle:
+    """One request and its reply; to the protocol what a `GatewayCycle` is."""
+
+    __slots__ = (
+        "_endpoint",
+        "_parts",
+        "_protocol",
+        "_task",
+        "_told",
+        "_url",
+        "caller",
+        "headers",
+        "keep_alive",
+        "response_complete",
+        "response_started",
+    )
+    # A body of one read is never too far ahead of its handler.
+    unread_bytes = 0
+
+    def __init__(
+        self,
+        protocol: GatewayProtocol,
+        endpoint: Direct,
+        url: bytes,
+        told: list[tuple[bytes, bytes]],
+        keep_alive: bool,
+    ) -> None:
+        """`told`: the headers as they came."""
+        self._protocol = protocol
+        self._endpoint = endpoint
+        self._url = url
+        self._told = told
+        self._parts: list[bytes] = []
+        self._task: asyncio.Task[None] | None = None
+        self.keep_alive = keep_alive
+        self.response_started = False
+        self.response_complete = False
+        self.headers: dict[bytes, bytes] = dict(told)
+        self.caller: Any = None
+
+    # -- for the endpoint
+
+    @property
+    def connection(self) -> Connection:
+        return self._protocol.connection
+
+    @property
+    def path(self) -> str:
+        return self._url.decode("ascii")
+
+    @property
+    def body(self) -> bytes:
+        """All of it."""
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+    def scope(self) -> Scope:
+        """As ASGI would have told of it: for the few that pass a request on."""
+        return self._protocol.scope_of(b"POST", "1.1", self._url, self._told)
+
+    # -- for the protocol
+
+    @property
+    def disconnected(self) -> bool:
+        return not self._protocol.connection.connected
+
+    def admit(self) -> None:
+        try:
+            self.caller = self._endpoint.admit(self.headers)
+        except GatewayError as error:
+            self._write(self._endpoint.refused(error, self.path))
+
+    def add(self, part: bytes) -> None:
+        self._parts.append(part)
+
+    def whole(self) -> None:
+        """The body is."""
+        lane = self._protocol.lane
+        assert lane is not None
+        lane.enter(self.caller.digest, self._start)
+
+    def retract(self) -> None:
+        """What came after the head is no body: `disconnected` says that nothing is to be written."""
+
+    def end(self) -> None:
+        """The connection has ended."""
+        if self._task is None and not self.response_complete:
+            self._endpoint.left(self.path)
+
+    def _start(self) -> None:
+        if self.disconnected:
+            return
+        protocol = self._protocol
+        self._task = protocol.loop.create_task(self._run())
+        # Who stops the server waits for it.
+        protocol.tasks.add(self._task)
+
+    async def _run(self) -> None:
+        protocol = self._protocol
+        try:
+            reply = await self._endpoint.answered(self)
+            if callable(reply):
+                await self._handed_on().run_asgi(reply)  # type: ignore[arg-type] # typed dicts
+                return
+            if protocol.flow.write_paused:
+                # What was said before on this connection is still unread.
+                await protocol.flow.drain()
+            if self.disconnected:
+                return
+            self._write(reply)
+            if reply.on_delivered is not None and await protocol.connection.drained():
+                reply.on_delivered()
+        except BaseException:
+            # The server stops; or a defect, which asyncio reports. Nobody may wait for a reply that does not come.
+            if not self.response_started:
+                protocol.transport.close()
+            raise
+        finally:
+            assert self._task is not None
+            protocol.tasks.discard(self._task)
+
+    def _handed_on(self) -> GatewayCycle:
+        """Its reply comes in parts."""
+        protocol = self._protocol
+        cycle = protocol.as_asgi(self.scope(), keep_alive=self.keep_alive)
+        if protocol.cycle is self:
+            # Else there is a newer one, whose body may be arriving.
+            protocol.cycle = cycle
+        return cycle
+
+    def _write(self, reply: Reply) -> None:
+        self.response_started = True
+        transport, body = self._protocol.transport, reply.body
+        opening = _opening(reply.status, reply.content_type)
+        ending = b"" if self.keep_alive else b"connection: close\r\n"
+        if len(body) < SCATTER_FROM_BYTES:
+            transport.write(b"".join((b"%b%d\r\n%b\r\n" % (opening, len(body), ending), body)))
+        else:
+            transport.writelines((b"%b%d\r\n%b\r\n" % (opening, len(body), ending), body))
+        self.response_complete = True
+        if not self.keep_alive:
+            transport.close()
+        self._protocol.on_response_complete()
+
+
+@lru_cache(maxsize=64)
+def _opening(status: int, content_type: bytes) -> bytes:
+    """Of a head, up to the length. Both are our own: there are a dozen pairs."""
+    return b"%bcontent-type: %b\r\ncontent-length: " % (STATUS_LINE[status], content_type)
