@@ -16,12 +16,14 @@ import hiredis
 from shared.store.base import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 Argument = bytes | str | int
 
 # An argument from this size on is handed to the transport as it is, instead of being copied into the command.
 _SCATTER_FROM_BYTES: Final = 16 * 1024
+# What a turn sends is joined to one piece below this: a piece costs more than the copy.
+_JOIN_BELOW_BYTES: Final = 64 * 1024
 _NO_REPLY: Final = object()
 
 
@@ -34,7 +36,10 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._out: list[bytes] = []
-        self._out_bytes = 0
+        # What the server has not taken yet, at most: counted with each command, and looked at with each write.
+        self.queued_at_most = 0
+        # When the first command of this turn was sent, by the loop's clock.
+        self._turn_s = 0.0
         self._on_push = on_push
         # Which server process this is, as it told at the login.
         self.run_id = b""
@@ -49,7 +54,13 @@ class Connection(asyncio.Protocol):
     def queued_bytes(self) -> int:
         """What the server has not taken yet."""
         written = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        return self._out_bytes + written
+        return sum(map(len, self._out)) + written
+
+    def is_full(self, max_queued_bytes: int) -> bool:
+        """Whether so much waits for the server already."""
+        if self.queued_at_most >= max_queued_bytes:
+            self.queued_at_most = self.queued_bytes
+        return self.queued_at_most >= max_queued_bytes
 
     def oldest_pending_s(self) -> float | None:
         """The loop's time at which the command at the head of the queue was sent."""
@@ -57,21 +68,29 @@ class Connection(asyncio.Protocol):
 
     def ask(self, *arguments: Argument) -> asyncio.Future[Any]:
         """Send a command; the future is its reply, a `hiredis.ReplyError` as a value included."""
+        return self.send(*encode(arguments))
+
+    def send(self, *parts: bytes) -> asyncio.Future[Any]:
+        """As `ask`, for a command that is packed already."""
         future: asyncio.Future[Any] = self._loop.create_future()
         if self.lost.done():
             future.set_exception(StoreUnavailable("the connection is gone", maybe_done=False))
             return future
-        self._pending.append((future, self._loop.time()))
-        self.tell(*arguments)
+        self._write(parts)
+        self._pending.append((future, self._turn_s))
         return future
 
     def tell(self, *arguments: Argument) -> None:
         """Send a command whose replies are pushes (SUBSCRIBE)."""
-        parts = encode(arguments)
+        self._write(encode(arguments))
+
+    def _write(self, parts: Sequence[bytes]) -> None:
         if not self._out:
+            self._turn_s = self._loop.time()
             self._loop.call_soon(self._flush)
         self._out += parts
-        self._out_bytes += sum(map(len, parts))
+        for part in parts:
+            self.queued_at_most += len(part)
 
     def probe(self) -> float:
         """Ask for a sign of life, where nothing is ever pending; the loop's time since when none has come."""
@@ -96,7 +115,12 @@ class Connection(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _NO_REPLY:
-                self._take(reply)
+                if not self._pending:
+                    self._take_unasked(reply)
+                    continue
+                future, _ = self._pending.popleft()
+                if not future.done():
+                    future.set_result(reply)
         except hiredis.ProtocolError as error:
             self.cut(f"the server does not speak Redis' protocol: {error}")
 
@@ -105,21 +129,23 @@ class Connection(asyncio.Protocol):
 
     # -- inside
 
-    def _take(self, reply: Any) -> None:
-        if self._pending:
-            future, _ = self._pending.popleft()
-            if not future.done():
-                future.set_result(reply)
-        elif self._on_push is not None:
+    def _take_unasked(self, reply: Any) -> None:
+        if self._on_push is not None:
             self._on_push(reply)
         elif isinstance(reply, hiredis.ReplyError):
             # Said unasked, before closing: the number of clients is at its limit.
             self._lose(str(reply))
 
     def _flush(self) -> None:
-        out, self._out, self._out_bytes = self._out, [], 0
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(out)
+        out, self._out = self._out, []
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self.queued_at_most < _JOIN_BELOW_BYTES:
+            transport.write(b"".join(out))
+        else:
+            transport.writelines(out)
+        self.queued_at_most = transport.get_write_buffer_size()
 
     def _lose(self, why: str) -> None:
         if self.lost.done():
@@ -133,11 +159,15 @@ class Connection(asyncio.Protocol):
                 future.exception()
 
 
-def encode(arguments: tuple[Argument, ...]) -> list[bytes]:
+def encode(arguments: tuple[Argument, ...]) -> Sequence[bytes]:
     """A command as the pieces to write; large arguments are pieces of their own, uncopied."""
-    if not any(isinstance(argument, bytes) and len(argument) >= _SCATTER_FROM_BYTES for argument in arguments):
-        packed: bytes = hiredis.pack_command(arguments)  # type: ignore[arg-type]
-        return [packed]
+    for argument in arguments:
+        if isinstance(argument, bytes) and len(argument) >= _SCATTER_FROM_BYTES:
+            return _scattered(arguments)
+    return (hiredis.pack_command(arguments),)  # type: ignore[arg-type]
+
+
+def _scattered(arguments: tuple[Argument, ...]) -> list[bytes]:
     parts = [b"*%d\r\n" % len(arguments)]
     for argument in arguments:
         data = argument if isinstance(argument, bytes) else str(argument).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from shared.core import upstream_list
@@ -23,11 +24,12 @@ INFO_SECTIONS: Final = ("server", "memory", "stats")
 _OLDEST_REDIS: Final = (7, 0)
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _FINISHED: Final = "F"
-_FAILED: Final = "X"
 _DELIVERABLE: Final = (State.READY, State.RETRIEVED)
 
 
+@lru_cache(maxsize=16)
 def ms(seconds: float) -> int:
+    """Remembered: each sample asks for the same few settings."""
     return max(round(seconds * 1000), 1)
 
 
@@ -47,11 +49,11 @@ def upstreams(data: bytes) -> UpstreamList:
         raise StoreRefused(str(error)) from error
 
 
-def log_entry(key: SampleKey, state: State, size_bytes: int, now_ms: int) -> str:
+def log_entry(key: SampleKey, state: State, size_bytes: int, now_ms: int) -> bytes:
     """One line of a completion log."""
     if state in _DELIVERABLE:
-        return f"{_FINISHED} {key.seq_id} {size_bytes} {now_ms}"
-    return f"{_FAILED} {key.seq_id} 0 {now_ms}"
+        return b"F %d %d %d" % (key.seq_id, size_bytes, now_ms)
+    return b"X %d 0 %d" % (key.seq_id, now_ms)
 
 
 def log_page(reply: Any, cursor: int) -> LogPage:

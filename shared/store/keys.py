@@ -21,6 +21,11 @@ class Keys:
 
     prefix: str
 
+    @property
+    def samples_prefix(self) -> str:
+        """A sample's name is this and its `member`."""
+        return f"{self.prefix}:s:"
+
     def sample(self, key: SampleKey) -> str:
         return f"{self.prefix}:s:{key.session_key}:{key.seq_id}"
 

@@ -40,22 +40,34 @@ class CommandLine:
 
     async def call(self, *arguments: Argument, asking: bool = False) -> Any:
         """The reply. `asking`: the key's slot is on its way to this node of a cluster. Raises `StoreError`."""
-        return self._checked(await self._ask(arguments, asking))
+        reply = await self._ask(arguments, asking)
+        return self._checked(reply) if isinstance(reply, hiredis.ReplyError) else reply
 
     async def run(self, script: Script, keys: Sequence[str], *arguments: Argument, asking: bool = False) -> Any:
         """The script's reply; a server that does not know it (any more) is taught it. Raises `StoreError`."""
-        rest = (str(len(keys)), *keys, *arguments)
-        reply = await self._ask(("EVALSHA", script.name, *rest), asking)
-        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT):
-            reply = await self._ask(("EVAL", script.source, *rest), asking)
-        return self._checked(reply)
+        reply = await self._ask(("EVALSHA", script.name, str(len(keys)), *keys, *arguments), asking)
+        if isinstance(reply, hiredis.ReplyError):
+            return await self.teach(reply, script, keys, *arguments, asking=asking)
+        return reply
+
+    async def teach(
+        self, refusal: Exception, script: Script, keys: Sequence[str], *arguments: Argument, asking: bool = False
+    ) -> Any:
+        """The reply to a script that was refused, if that was for not being known. Raises `StoreError`."""
+        if not str(refusal).startswith(NO_SCRIPT):
+            return self._checked(refusal)
+        return self._checked(await self._ask(("EVAL", script.source, str(len(keys)), *keys, *arguments), asking))
+
+    def send(self, packed: bytes) -> asyncio.Future[Any]:
+        """Send a packed command; the reply may be a `hiredis.ReplyError`. Raises `StoreUnavailable`."""
+        return self._open_connection().send(packed)
 
     def post(self, *arguments: Argument) -> None:
         """Send without waiting, best effort; nothing when there is no connection."""
         connection = self._link.connection
         if connection is None or connection.lost.done():
             return
-        if connection.queued_bytes < self._max_queued_bytes:
+        if not connection.is_full(self._max_queued_bytes):
             self.commands += 1
             connection.ask(*arguments)
 
@@ -71,16 +83,21 @@ class CommandLine:
         raise error_of(reply)
 
     def _ask(self, arguments: tuple[Argument, ...], asking: bool) -> asyncio.Future[Any]:
-        connection = self._link.connection
-        if connection is None:
-            raise StoreUnavailable("Redis is away", maybe_done=False)
-        if connection.queued_bytes >= self._max_queued_bytes:
-            raise StoreUnavailable("too much waits for Redis already", maybe_done=False)
-        self.commands += 1
+        connection = self._open_connection()
         if asking:
             # Holds for the one command after it, on the same connection.
             connection.ask("ASKING")
         return connection.ask(*arguments)
+
+    def _open_connection(self) -> Connection:
+        """For one command, which is counted."""
+        connection = self._link.connection
+        if connection is None:
+            raise StoreUnavailable("Redis is away", maybe_done=False)
+        if connection.is_full(self._max_queued_bytes):
+            raise StoreUnavailable("too much waits for Redis already", maybe_done=False)
+        self.commands += 1
+        return connection
 
 
 class Subscriptions:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+import hiredis
+
 from shared.core.errors import ConfigError
 from shared.core.lifecycle import State
 from shared.core.record import pack, pack_header
@@ -19,6 +21,7 @@ from shared.store.base import Settled, StoreRefused
 from shared.store.keys import key_of, member
 from shared.store.lines import CommandLine, Subscriptions
 from shared.store.link import Link
+from shared.store.packed import PackedCommands
 from shared.store.sentinel import Sentinels
 from shared.store.served import BULK_FROM_BYTES, ServedStore
 from shared.store.url import RedisAddress, SentinelAddress, parse_url
@@ -38,10 +41,14 @@ SETTLED: Final = (Settled.WRITTEN, Settled.REPEATED, Settled.REFUSED, Settled.RE
 
 
 class RedisStore(ServedStore):
+    _line: CommandLine
+    _bulk: CommandLine
+
     def _lines(self, url: str) -> tuple[CommandLine, CommandLine]:
         self._place = _place(url)
         self._link = self._make_link("commands")
         self._bulk_link = self._make_link("bulk")
+        self._packed: PackedCommands | None = None
         self._subscriptions = Subscriptions(self._wakes.on_message, self._wakes.on_gap)
         self._push_link = self._make_link("push", self._subscriptions)
         return CommandLine(self._link), CommandLine(self._bulk_link)
@@ -99,16 +106,48 @@ class RedisStore(ServedStore):
     # -- samples ------------------------------------------------------------------------------------------------
 
     async def begin(self, key: SampleKey, claim: Claim) -> Header | None:
-        keys = [self._keys.sample(key), self._keys.open_set(claim.owner)]
-        found = await self._line.run(scripts.BEGIN, keys, pack_header(State.PENDING, claim), member(key))
+        name, header = member(key), pack_header(State.PENDING, claim)
+        found = await self._line.send(self._packed_for(claim.owner).begin(name.encode(), header))
+        if found is None:
+            return None
+        if isinstance(found, hiredis.ReplyError):
+            keys = [self._keys.sample(key), self._keys.open_set(claim.owner)]
+            found = await self._line.teach(found, scripts.BEGIN, keys, header, name)
         return forms.header_of(found) if found is not None else None
 
     async def settle(
         self, key: SampleKey, claim: Claim, state: State, payload: bytes, *, ttl_s: float, now_ms: int
     ) -> Settled:
+        if state is not State.READY or len(payload) >= BULK_FROM_BYTES:
+            return await self._settle_seldom(key, claim, state, payload, ttl_s, now_ms)
+        code = await self._line.send(
+            self._packed_for(claim.owner).settle(
+                member(key).encode(),
+                self._keys.log(key.session_key, key.clone_id).encode(),
+                pack_header(state, claim),
+                payload,
+                b"%d" % forms.ms(ttl_s),
+                forms.log_entry(key, state, len(payload), now_ms),
+                b"%d" % self._epoch(),
+            )
+        )
+        if isinstance(code, hiredis.ReplyError):
+            arguments = self._settle_arguments(key, claim, state, payload, ttl_s, now_ms)
+            code = await self._line.teach(code, scripts.SETTLE, *arguments)
+        return SETTLED[code]
+
+    async def _settle_seldom(
+        self, key: SampleKey, claim: Claim, state: State, payload: bytes, ttl_s: float, now_ms: int
+    ) -> Settled:
+        """What is large, or no result."""
         line = self._bulk if len(payload) >= BULK_FROM_BYTES else self._line
-        code = await line.run(
-            scripts.SETTLE if state is State.READY else scripts.SETTLE_WITHOUT_RESULT,
+        script = scripts.SETTLE if state is State.READY else scripts.SETTLE_WITHOUT_RESULT
+        return SETTLED[await line.run(script, *self._settle_arguments(key, claim, state, payload, ttl_s, now_ms))]
+
+    def _settle_arguments(
+        self, key: SampleKey, claim: Claim, state: State, payload: bytes, ttl_s: float, now_ms: int
+    ) -> tuple[list[str], bytes, int, str, bytes, int]:
+        return (
             [self._keys.sample(key), self._keys.open_set(claim.owner), self._keys.log(key.session_key, key.clone_id)],
             pack(state, claim, payload),
             forms.ms(ttl_s),
@@ -116,7 +155,12 @@ class RedisStore(ServedStore):
             forms.log_entry(key, state, len(payload), now_ms),
             self._epoch(),
         )
-        return SETTLED[code]
+
+    def _packed_for(self, owner: str) -> PackedCommands:
+        """A worker is one owner, all its life."""
+        if self._packed is None or self._packed.owner != owner:
+            self._packed = PackedCommands(self._keys, owner)
+        return self._packed
 
     async def _sum(self, script: Script, keys: Sequence[SampleKey], *arguments: Argument) -> int:
         total = 0

@@ -264,7 +264,7 @@ def test_records(data: bytes) -> None:
 
 @fuzz
 @given(
-    damaged(forms.log_entry(KEY, State.READY, 10, 1_790_000_000_000).encode()),
+    damaged(forms.log_entry(KEY, State.READY, 10, 1_790_000_000_000)),
     st.integers(0, 2**21),
     st.integers(0, 2**32),
     st.sampled_from([0, 1]),

@@ -254,7 +254,8 @@ async def test_a_server_that_comes_back_with_an_older_state_hides_no_completion_
     await logged(store, 3)
     cursor = (await store.read_log("session", 0, 0, limit=10)).cursor
     server.restart(keep_data=True, save=False)
-    await heard.until(lambda heard: heard.gaps and store.connected_since_s is not None)
+    await heard.until(lambda heard: heard.gaps)
+    await in_the_end(store.ping)
     await logged(store, 4, 5)
     page = await store.read_log("session", 0, cursor, limit=10)
     assert [entry.seq_id for entry in page.entries] == [1, 2, 4, 5]
