@@ -96,7 +96,8 @@ class SampleSpec(Frozen, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        return len(self.prompt) + sum(len(image.data) for image in self.images)
+        images_bytes = sum(len(image.data) for image in self.images) if self.images else 0
+        return len(self.prompt) + images_bytes
 
     @property
     def wants_prompt_scores(self) -> bool:

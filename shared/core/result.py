@@ -61,4 +61,7 @@ class SampleResult(Frozen, frozen=True):
     @property
     def size_bytes(self) -> int:
         """Of its sequences, which are what grows with n."""
-        return sum([sequence.size_bytes for sequence in self.sequences])
+        size_bytes = 0
+        for sequence in self.sequences:
+            size_bytes += sequence.size_bytes
+        return size_bytes

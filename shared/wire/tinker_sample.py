@@ -94,13 +94,13 @@ class SampleCall(msgspec.Struct, frozen=True):
 class _Known(msgspec.Struct, frozen=True):
     """What is known of a frame. `call`: with marks for what is in its gaps; `rest`: that part of the digest.
 
-    `texts`: max_tokens, seed and seq_id as the frame tells them. The others are where each is to be found, once these
+    `numbers`: max_tokens, seed and seq_id as the frame tells them. The others are where each is to be found, once these
     are put behind the numbers in the gaps.
     """
 
     call: SampleCall
     rest: bytes
-    texts: tuple[bytes, ...]
+    numbers: tuple[int | None, ...]
     max_tokens_at: int
     seed_at: int
     seq_id_at: int
@@ -143,8 +143,7 @@ def _read_frame(frame: Frame) -> _Known | None:
         # It depends on how long the prompt is.
         return None
     rest = (spec.prompt_logprobs, spec.topk_prompt_logprobs, spec.topk_sample_logprobs, None)
-    texts = tuple(str(number).encode() for number in read.values())
-    return _Known(call, _told(params, rest), texts, *map((*gaps, *read).index, read))
+    return _Known(call, _told(params, rest), tuple(read.values()), *map((*gaps, *read).index, read))
 
 
 def _filled(known: _Known, lists: list[bytes], numbers: list[bytes]) -> SampleCall | None:
@@ -152,14 +151,13 @@ def _filled(known: _Known, lists: list[bytes], numbers: list[bytes]) -> SampleCa
     prompt = lists[0] if len(lists) == 1 else b",".join(lists)
     # An empty list among them leaves a comma too much, and is none for a plain list.
     ids = token_list.count(prompt)
-    numbers.extend(known.texts)
-    max_tokens_text, seed_text = numbers[known.max_tokens_at], numbers[known.seed_at]
-    max_tokens, seed, seq_id = _number(max_tokens_text), _number(seed_text), _number(numbers[known.seq_id_at])
+    told = (*map(int, numbers), *known.numbers)
+    max_tokens, seed = told[known.max_tokens_at], told[known.seed_at]
     if ids is None or (max_tokens is not None and not 1 <= max_tokens <= _INT32_MAX):
         return None
     call = known.call
     spec, params = call.spec, call.spec.params
-    digest = _digest(spec.num_samples, max_tokens_text, seed_text, known.rest, prompt)
+    digest = _digest(spec.num_samples, max_tokens, seed, known.rest, prompt)
     params = SamplingParams(max_tokens, seed, params.stop, params.temperature, params.top_k, params.top_p)
     spec = SampleSpec(
         prompt,
@@ -172,11 +170,7 @@ def _filled(known: _Known, lists: list[bytes], numbers: list[bytes]) -> SampleCa
         None,
         digest,
     )
-    return SampleCall(call.sampling_session_id, seq_id, call.base_model, call.model_path, spec)
-
-
-def _number(text: bytes) -> int | None:
-    return None if text == b"None" else int(text)
+    return SampleCall(call.sampling_session_id, told[known.seq_id_at], call.base_model, call.model_path, spec)
 
 
 def decode_whole(body: bytes) -> SampleCall:
@@ -204,13 +198,13 @@ def require_name(name: str | None) -> None:
         raise BadRequest(f"a model's name or path must have 1 to {MAX_NAME_BYTES} bytes")
 
 
-def _digest(num_samples: int, max_tokens: bytes, seed: bytes, rest: bytes, prompt: bytes) -> bytes:
+def _digest(num_samples: int, max_tokens: int | None, seed: int | None, rest: bytes, prompt: bytes) -> bytes:
     """16 bytes that are equal for requests of equal meaning, however they were written. `rest`: by `_told`.
 
     Every host and version makes the same of the same: a repeat may come to another one.
     """
     # Processors have instructions for this hash: half of blake2b's time for a long prompt.
-    hashed = sha256(b"(%d, %b, %b, %b\0" % (num_samples, max_tokens, seed, rest))
+    hashed = sha256(b"(%d, %a, %a, %b\0" % (num_samples, max_tokens, seed, rest))
     hashed.update(prompt)
     return hashed.digest()[:DIGEST_BYTES]
 
@@ -241,8 +235,7 @@ def _spec(sample: _Sample, lists: Lists) -> SampleSpec:
         _last_n(sample, prompt_tokens),
     )
     seen = [(image.format, sha256(image.data).digest()) for image in images]
-    texts = (str(params.max_tokens).encode(), str(params.seed).encode())
-    digest = _digest(num_samples, *texts, _told(params, (*rest, *seen)), prompt)
+    digest = _digest(num_samples, params.max_tokens, params.seed, _told(params, (*rest, *seen)), prompt)
     return SampleSpec(prompt, prompt_tokens, num_samples, params, *rest, digest, tuple(images))
 
 
