@@ -12,10 +12,16 @@ from tests.vllm_recordings import large_body
 SESSION_ID = "gwss-benchmark"
 
 
-def asample_body(prompt_tokens: int, max_tokens: int = 64) -> bytes:
-    """As the SDK writes it."""
+def asample_body(prompt_tokens: int, max_tokens: int = 64, number: int = 0) -> bytes:
+    """As the SDK writes it; each `number` is another sample of the same client."""
     workload = Workload(seed=1, model="sim/tiny", prompt_tokens=prompt_tokens, max_tokens=max_tokens)
-    return sdk_requests.asample_body(workload, sample(workload, 0), SESSION_ID, 1)
+    return sdk_requests.asample_body(workload, sample(workload, number), SESSION_ID, number + 1)
+
+
+def retrieve_future_body(number: int = 0) -> bytes:
+    """As the SDK writes it, with an id of the length that they have."""
+    request_id = f"gwss-{'k' * 32}.gws-{'s' * 32}.b{'m' * 24}:{number}"
+    return sdk_requests.retrieve_future_body(request_id, True)
 
 
 def reply_body(tokens: int) -> bytes:

@@ -39,6 +39,7 @@ MICRO: dict[str, Callable[[Plan], Coroutine[None, None, Findings]]] = {
     "decode": wire.decode,
     "encode": wire.encode,
     "request": wire.request,
+    "poll": wire.poll,
     "generations": wire.generations,
     "store": store.store,
     "forward": forward.forward,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +16,12 @@ from benchmarks.turns import Case, Contender, Figure, Findings, Plan, WrongResul
 from shared.core.faults import Fault
 from shared.core.model import SampleSpec, SamplingParams
 from shared.wire import proto, vllm
+from shared.wire.tinker import decode_retrieve_future
 from shared.wire.tinker_sample import decode_sample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from shared.core.result import SampleResult
 
 MODEL = "sim/tiny"
@@ -25,6 +29,7 @@ CONTEXT_TOKENS = 2**20
 REPLY_TOKENS = (64, 16_384, 262_144)
 PROMPT_TOKENS = (128, 4_096, 32_768)
 _LIBRARIES = (("json", json.loads, json.dumps), ("orjson", orjson.loads, orjson.dumps))
+_CLIENT_BODIES = 16
 _SPEC = SampleSpec(b"10,11,12", 3, 1, SamplingParams())
 _CALL = vllm.UpstreamCall(b"", 1, False)
 _GENERATION = vllm.UpstreamCall(b"", 1, False, vllm.UpstreamProtocol.GENERATE)
@@ -56,8 +61,13 @@ async def encode(plan: Plan) -> Findings:
     return Findings(figures)
 
 
+async def poll(plan: Plan) -> Findings:
+    """The SDK's request for a result."""
+    return Findings(await measure(poll_case(plan.calls(_calls(64))), plan.rounds))
+
+
 async def request(plan: Plan) -> Findings:
-    """The SDK's request to the upstream's."""
+    """The SDK's requests to the upstream's: those of one client, one after the other."""
     figures: list[Figure] = []
     for tokens in PROMPT_TOKENS:
         figures += await measure(request_case(tokens, plan.calls(_calls(tokens))), plan.rounds)
@@ -114,16 +124,35 @@ def encode_case(tokens: int, calls: int) -> Case:
 
 
 def request_case(tokens: int, calls: int) -> Case:
-    body = bodies.asample_body(tokens)
-    asked = json.loads(_built(body))
+    sent = [bodies.asample_body(tokens, number=number) for number in range(_CLIENT_BODIES)]
     baselines = []
     for name, loads, dumps in _LIBRARIES:
-        way = partial(json_lists.build_request, body, MODEL, loads, dumps)
-        if not (theirs := json.loads(way())).items() <= asked.items():
-            raise WrongResult(f"{name} asks for {theirs}, the gateway for {asked}")
-        baselines.append(Contender(f"{name}, lists", each_time(way)))
-    ours = Contender("gateway", each_time(partial(_built, body)))
+        way = partial(json_lists.build_request, model=MODEL, loads=loads, dumps=dumps)
+        for body in sent:
+            if not (theirs := json.loads(way(body))).items() <= (asked := json.loads(_built(body))).items():
+                raise WrongResult(f"{name} asks for {theirs}, the gateway for {asked}")
+        baselines.append(Contender(f"{name}, lists", each_time(_in_turn(way, sent))))
+    ours = Contender("gateway", each_time(_in_turn(_built, sent)))
     return Case(f"request of {tokens:,} prompt tokens", calls, [ours, *baselines])
+
+
+def poll_case(calls: int) -> Case:
+    sent = [bodies.retrieve_future_body(number) for number in range(_CLIENT_BODIES)]
+    baselines = []
+    for name, loads, _ in _LIBRARIES:
+        for body in sent:
+            call = decode_retrieve_future(body)
+            if loads(body) != {"request_id": call.request_id, "allow_metadata_only": call.allow_metadata_only}:
+                raise WrongResult(f"{name} reads another poll than {call}")
+        baselines.append(Contender(f"{name}, dict", each_time(_in_turn(loads, sent))))
+    ours = Contender("gateway", each_time(_in_turn(decode_retrieve_future, sent)))
+    return Case("poll for one result", calls, [ours, *baselines])
+
+
+def _in_turn(way: Callable[[bytes], object], sent: Sequence[bytes]) -> Callable[[], object]:
+    """One after the other, for ever: a body that comes again at once is easier on a processor than clients are."""
+    following = cycle(sent)
+    return lambda: way(next(following))
 
 
 def _decoded(body: bytes, call: vllm.UpstreamCall = _CALL) -> SampleResult:

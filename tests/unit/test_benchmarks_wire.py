@@ -42,6 +42,11 @@ async def test_all_ways_do_the_same_and_are_measured(make: Callable[[int], Case]
     assert all(each.ratio is not None for each in figures[1:])
 
 
+async def test_polls_are_read_alike_and_measured() -> None:
+    figures = await measure(wire.poll_case(20), 1)
+    assert [each.contender for each in figures] == ["gateway", "json, dict", "orjson, dict"]
+
+
 @pytest.mark.parametrize("case", [wire.generation_case, wire.generation_request_case])
 async def test_both_protocols_do_the_same_and_are_measured(case: Callable[[int, int], Case]) -> None:
     figures = await measure(case(200, 2), 1)
