@@ -1,7 +1,8 @@
 """Latencies in buckets that double, from half a millisecond to 35 minutes: what a generation may take.
 
-Adding is one division of the scale by `bit_length` and an increment of a list, so that it may stand on the hot path. A
-quantile read from it is right within its bucket, that is, to a factor of two; a dashboard needs no more.
+Adding is an `append`, so that it may stand on the hot path; what was added is put into its buckets when somebody looks,
+once a second in a worker. A quantile read from it is right within its bucket, that is, to a factor of two; a dashboard
+needs no more.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _FIRST_S: Final = 0.0005
 _BUCKETS: Final = 23
@@ -22,18 +23,21 @@ FIELDS: Final = _BUCKETS + 2
 
 
 class Histogram:
-    __slots__ = ("_counts", "_sum_s")
+    __slots__ = ("_counts", "_new_s", "_sum_s", "add")
 
     def __init__(self) -> None:
         self._counts = [0] * _SLOTS
         self._sum_s = 0.0
-
-    def add(self, seconds: float) -> None:
-        self._counts[int(seconds * _PER_SECOND).bit_length()] += 1
-        self._sum_s += seconds
+        self._new_s: list[float] = []
+        self.add: Callable[[float], None] = self._new_s.append
 
     def snapshot(self) -> tuple[float, ...]:
         """`FIELDS` numbers that never fall: counts by bucket, the count above them, the sum in seconds."""
+        for seconds in self._new_s:
+            # The scale divided by what doubles.
+            self._counts[int(seconds * _PER_SECOND).bit_length()] += 1
+        self._sum_s += sum(self._new_s)
+        self._new_s.clear()
         return (*self._counts[:_BUCKETS], sum(self._counts[_BUCKETS:]), round(self._sum_s, 6))
 
 

@@ -76,6 +76,7 @@ class Dispatcher:
         self._executor = executor
         self._waiters = waiters
         self._counters = counters
+        self._note_accepting, self._note_storing = counters.stages.accept.add, counters.stages.store.add
         self._clock = clock
         self.owner = owner
         # Told when a record was not there that must be.
@@ -204,7 +205,7 @@ class Dispatcher:
             # The handler is gone, the command may be on its way: the sample is looked after all the same.
             running.task = asyncio.create_task(self._begin_until_known(running))
             raise
-        self._counters.stages.accept.add(self._clock.monotonic_s() - asked_s)
+        self._note_accepting(self._clock.monotonic_s() - asked_s)
         return self._begun(running, first)
 
     def _begun(self, running: Running, first: Header | None) -> Header | None:
@@ -261,7 +262,7 @@ class Dispatcher:
             ended_s = self._clock.monotonic_s()
             ending, settled = await self._settler.settle(running, ending)
             settled_s = self._clock.monotonic_s()
-            self._counters.stages.store.add(settled_s - ended_s)
+            self._note_storing(settled_s - ended_s)
             self._tell(running, ending, settled, settled_s)
         finally:
             self._release(running)

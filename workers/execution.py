@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 # From here on a thread of its own does the work: decoding this much takes some 20 ms where there are top-k logprobs,
 # and a loop that decodes hundreds of MiB is taken for hung, and killed with all its samples.
 _LARGE_BYTES: Final = 512 * 1024
-# Some ten milliseconds of sending, and of decoding, storing and telling, of small ones.
-_EXCHANGES_PER_TURN: Final = 64
+# Two or three milliseconds of sending, and of decoding, storing and telling, of small ones. Requests and dials have
+# their own share of a turn, and who waits for it feels the sum.
+_EXCHANGES_PER_TURN: Final = 16
 
 
 class Executor:

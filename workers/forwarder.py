@@ -145,7 +145,9 @@ class Forwarder:
 
 
 def _head(start: str, headers: Mapping[str, str], body_bytes: int) -> bytes:
-    told = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if _is_fit(value)])
+    if not _is_fit("".join(headers.values())):
+        headers = {name: value for name, value in headers.items() if _is_fit(value)}
+    told = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     return f"{start}{told}Content-Length: {body_bytes}\r\n\r\n".encode("latin-1")
 
 

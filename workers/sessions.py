@@ -130,7 +130,7 @@ class Sessions:
 
     def note(self, session_id: str) -> _Known:
         """A sign of life that needs no answer: a poll."""
-        known = self._of(session_id)
+        known = self._known.get(session_id) or self._of(session_id)
         known.used_s = self._clock.monotonic_s()
         self._known.move_to_end(session_id)
         self._noted[session_id] = None

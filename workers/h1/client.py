@@ -93,7 +93,8 @@ class UpstreamClient:
         connection = self._idle(pool) or await self._opened(pool, exchange.party)
         reply = connection.start(head, body)
         exchange.sent(reply)
-        self._watch(connection)
+        self._reading.add(connection, self._loop.time())
+        self._sweep_later()
         try:
             return await reply
         finally:
@@ -241,10 +242,6 @@ class UpstreamClient:
         self._open += change
 
     # -- deadlines
-
-    def _watch(self, connection: UpstreamConnection) -> None:
-        self._reading.add(connection, self._loop.time())
-        self._sweep_later()
 
     def _sweep_later(self) -> None:
         if self._sweeper is None:

@@ -7,6 +7,7 @@ import ipaddress
 import socket
 import ssl
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shared.core.faults import BreakKind
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _NAMES_KEPT_S: Final = 30.0
 
 # Each is some 0.1 ms in all. Thousands at once, when a wave of samples is submitted, would keep the loop for seconds.
-_DIALS_PER_TURN: Final = 64
+_DIALS_PER_TURN: Final = 16
 
 
 class Origin(NamedTuple):
@@ -148,6 +149,8 @@ class Dialler:
         return list(found)
 
 
+# The operator's upstreams: few, and each dialled for every sample of a wave.
+@lru_cache(maxsize=256)
 def _literal(host: str, port: int) -> AddrInfoType | None:
     """An address that needs no asking."""
     try:
