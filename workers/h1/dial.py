@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import socket
 import ssl
@@ -29,6 +30,10 @@ _NAMES_KEPT_S: Final = 30.0
 
 # Each is some 0.1 ms in all. Thousands at once, when a wave of samples is submitted, would keep the loop for seconds.
 _DIALS_PER_TURN: Final = 16
+
+
+# What `connect` of a socket that does not block says.
+_UNDER_WAY: Final = frozenset({errno.EINPROGRESS, errno.EINTR})
 
 
 class Origin(NamedTuple):
@@ -131,7 +136,7 @@ class Dialler:
     ) -> UpstreamConnection:
         opened = self._make_socket(address)
         try:
-            await self._loop.sock_connect(opened, address[4])
+            await self._reach(opened, address[4])
             _, connection = await self._loop.create_connection(
                 made,
                 sock=opened,
@@ -143,6 +148,23 @@ class Dialler:
             raise
         connection.socket = opened
         return connection
+
+    async def _reach(self, opened: socket.socket, where: tuple[str, int] | tuple[str, int, int, int]) -> None:
+        """As the loop's `sock_connect`, which asks for addresses of addresses: a third of what a dial costs.
+
+        Raises `OSError`.
+        """
+        number = opened.connect_ex(where)
+        if number in _UNDER_WAY:
+            ended = self._loop.create_future()
+            self._loop.add_writer(opened, _wake, ended)
+            try:
+                await ended
+            finally:
+                self._loop.remove_writer(opened)
+            number = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            raise OSError(number, f"Connect call failed {where}")
 
     async def _ask_the_system(self, host: str, port: int) -> list[AddrInfoType]:
         found = await self._loop.getaddrinfo(host, port, family=self._family, type=socket.SOCK_STREAM)
@@ -160,6 +182,11 @@ def _literal(host: str, port: int) -> AddrInfoType | None:
     if address.version == 4:
         return socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port)
     return socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port, 0, 0)
+
+
+def _wake(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
 
 
 def _common_errno(errors: list[OSError]) -> int | None:

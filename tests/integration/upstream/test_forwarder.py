@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
 from contextlib import asynccontextmanager, contextmanager
@@ -279,11 +280,7 @@ async def test_an_idle_connection_that_the_upstream_closed_is_not_used_again() -
 async def test_the_workers_own_limits_are_not_the_upstreams_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     with bound() as closed:
         async with line(url_of(closed)) as made:
-
-            async def exhausted(*_: object, **__: object) -> object:
-                raise OSError(24, "Too many open files")
-
-            monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", exhausted)
+            monkeypatch.setattr(socket.socket, "connect_ex", lambda *_: errno.EADDRNOTAVAIL)
             fault = await made.fault()
             assert (fault.kind, fault.upstream_down) == (FaultClass.NEVER_EXECUTED, False)
 
