@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from shared.core.model import SampleKey
     from shared.core.record import Claim, Header
-    from shared.store.base import StoreInfo, StoreListener
+    from shared.store.base import LogPage, StoreInfo, StoreListener
     from shared.store.connection import Argument
     from shared.store.lines import Script
 
@@ -149,6 +149,11 @@ class ClusterStore(ServedStore):
             single: int = await self._line.run(script, self._keys.samples(keys), *arguments)
             return single
         return sum(await _all(self._line.run(script, [name], *arguments) for name in self._keys.samples(keys)))
+
+    async def read_log(self, session_key: str, clone_id: int, cursor: int, *, limit: int) -> LogPage:
+        epoch, n = divmod(cursor, 2**forms.SEQ_BITS)
+        name = self._keys.log(session_key, clone_id)
+        return forms.log_page(await self._line.run(scripts.READ_LOG, [name], epoch, n, limit), cursor)
 
     # -- ownership ----------------------------------------------------------------------------------------------
 

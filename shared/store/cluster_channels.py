@@ -22,6 +22,11 @@ class ClusterChannels:
             home = self._homes[channel] = self._shards.owner(slot_of(channel))
         await home.subscriptions.subscribe(channel)
 
+    def hears(self, channel: str) -> bool:
+        """Whether `subscribe` would return at once."""
+        home = self._homes.get(channel)
+        return home is not None and home.subscriptions.hears(channel)
+
     def unsubscribe(self, channel: str) -> None:
         home = self._homes.pop(channel, None)
         if home is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from shared.store.lines import Script
-from shared.store.scripts import APPEND, EVEN_WHEN_FULL, WRITE_ENDING, WRITTEN
+from shared.store.scripts import APPEND, EVEN_WHEN_FULL, READ_LOG_MIXED, WRITE_ENDING, WRITTEN
 
 # KEYS record; ARGV header. The header that was first, or false.
 BEGIN_RECORD: Final = Script("""
@@ -57,6 +57,11 @@ end
 append(KEYS[1], ARGV[1], ARGV[2], ARGV[3])
 return 1
 """
+)
+
+# As `scripts.READ_LOG`, with the epochs that a client sees: whichever node has the log knows its own run id.
+READ_LOG: Final = Script(
+    "local run = tonumber(string.match(redis.call('INFO', 'server'), 'run_id:(%x%x%x%x%x)'), 16)\n" + READ_LOG_MIXED
 )
 
 # KEYS known instances; ARGV owner.

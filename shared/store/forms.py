@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from shared.core import upstream_list
 from shared.core.lifecycle import State
-from shared.core.record import BadRecord, unpack_header
+from shared.core.record import BadRecord, unpack, unpack_header
 from shared.store.base import LogEntry, LogPage, SessionState, StoreInfo, StoreRefused
 
 if TYPE_CHECKING:
     from typing import Any
 
     from shared.core.model import SampleKey
-    from shared.core.record import Header
+    from shared.core.record import Header, Record
     from shared.core.upstream_list import UpstreamList
 
 SEQ_BITS: Final = 32
@@ -23,6 +23,7 @@ SEQ_BITS: Final = 32
 INFO_SECTIONS: Final = ("server", "memory", "stats")
 _OLDEST_REDIS: Final = (7, 0)
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
+_RUN_ID: Final = re.compile(rb"[0-9a-fA-F]{5}")
 _FINISHED: Final = "F"
 _DELIVERABLE: Final = (State.READY, State.RETRIEVED)
 
@@ -37,6 +38,16 @@ def header_of(data: bytes) -> Header:
     """Raises `StoreRefused` for what no gateway wrote."""
     try:
         return unpack_header(data)
+    except BadRecord as error:
+        raise StoreRefused(str(error)) from error
+
+
+def record_of(data: bytes | None) -> Record | None:
+    """None for what is not there, or is empty. Raises `StoreRefused` for what no gateway wrote."""
+    if not data:
+        return None
+    try:
+        return unpack(data)
     except BadRecord as error:
         raise StoreRefused(str(error)) from error
 
@@ -56,8 +67,16 @@ def log_entry(key: SampleKey, state: State, size_bytes: int, now_ms: int) -> byt
     return b"X %d 0 %d" % (key.seq_id, now_ms)
 
 
-def log_page(reply: Any, cursor: int) -> LogPage:
-    """What `scripts.READ_LOG` found after `cursor`. Raises `StoreRefused` for what no gateway wrote."""
+def run_number(run_id: bytes) -> int:
+    """What the epochs of a server's logs are mixed with; 0 for a server that does not tell its run id."""
+    return int(run_id[:5], 16) if _RUN_ID.match(run_id) else 0
+
+
+def log_page(reply: Any, cursor: int, run: int = 0) -> LogPage:
+    """What `READ_LOG` found after `cursor`; `run`: what its epochs are not mixed with yet.
+
+    Raises `StoreRefused` for what no gateway wrote.
+    """
     if not reply:
         return LogPage([], 0)
     known, epoch, n, entries = reply
@@ -65,7 +84,7 @@ def log_page(reply: Any, cursor: int) -> LogPage:
         return LogPage([], cursor if known else 0)
     try:
         # n counts from 1, so that 0 means "from the start".
-        return LogPage([_parse_entry(entry) for entry in entries], (epoch << SEQ_BITS) + n)
+        return LogPage([_parse_entry(entry) for entry in entries], ((epoch ^ run) << SEQ_BITS) + n)
     except ValueError as error:
         raise StoreRefused("not a completion log") from error
 

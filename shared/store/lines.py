@@ -15,6 +15,7 @@ from shared.store.replies import NO_SCRIPT, READ_ONLY, error_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shared.store.base import StoreError
     from shared.store.connection import Argument, Connection
     from shared.store.link import Link
 
@@ -41,7 +42,7 @@ class CommandLine:
     async def call(self, *arguments: Argument, asking: bool = False) -> Any:
         """The reply. `asking`: the key's slot is on its way to this node of a cluster. Raises `StoreError`."""
         reply = await self._ask(arguments, asking)
-        return self._checked(reply) if isinstance(reply, hiredis.ReplyError) else reply
+        return self._checked(reply)
 
     async def run(self, script: Script, keys: Sequence[str], *arguments: Argument, asking: bool = False) -> Any:
         """The script's reply; a server that does not know it (any more) is taught it. Raises `StoreError`."""
@@ -55,7 +56,7 @@ class CommandLine:
     ) -> Any:
         """The reply to a script that was refused, if that was for not being known. Raises `StoreError`."""
         if not str(refusal).startswith(NO_SCRIPT):
-            return self._checked(refusal)
+            raise self.error(refusal)
         return self._checked(await self._ask(("EVAL", script.source, str(len(keys)), *keys, *arguments), asking))
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
@@ -75,12 +76,16 @@ class CommandLine:
         """As `post`. With its source: nobody would hear that the server does not know it."""
         self.post("EVAL", script.source, str(len(keys)), *keys, *arguments)
 
+    def error(self, refusal: Exception) -> StoreError:
+        """What a `hiredis.ReplyError` on this line means."""
+        if str(refusal).startswith(READ_ONLY):
+            self._link.found_replica(str(refusal))
+        return error_of(refusal)
+
     def _checked(self, reply: Any) -> Any:
-        if not isinstance(reply, hiredis.ReplyError):
-            return reply
-        if str(reply).startswith(READ_ONLY):
-            self._link.found_replica(str(reply))
-        raise error_of(reply)
+        if isinstance(reply, hiredis.ReplyError):
+            raise self.error(reply)
+        return reply
 
     def _ask(self, arguments: tuple[Argument, ...], asking: bool) -> asyncio.Future[Any]:
         connection = self._open_connection()
@@ -162,6 +167,11 @@ class Subscriptions:
         self._awaited_after_loss.add(channel)
         if self._connection is not None:
             self._connection.tell(self._enter, channel)
+
+    def hears(self, channel: str) -> bool:
+        """Whether messages are heard now: `subscribe` would return at once."""
+        confirmed = self._confirmed.get(channel)
+        return confirmed is not None and confirmed.done() and confirmed.exception() is None
 
     async def subscribe(self, channel: str) -> None:
         """Returns when messages are heard. Raises `StoreUnavailable` when there is no connection, or it is lost."""

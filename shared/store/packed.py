@@ -1,6 +1,6 @@
-"""The two commands of every sample as bytes, each from one template: what hiredis would pack, at a third of the cost.
+"""The three commands of every sample as bytes, each from one template: what hiredis would pack, at a third of the cost.
 
-A template has all that is the same for every sample of an owner, down to the lengths.
+A template has all that is the same for every sample, of an owner where it names one, down to the lengths.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from shared.store.keys import Keys
     from shared.store.lines import Script
 
+# What a reader asks for before it knows how much there is: all of a small result, and little of a large one, which is
+# then read whole, since between two reads it may have become another's.
+FIRST_LOOK_BYTES: Final = 32 * 1024
 # A word that differs from sample to sample: its length, then itself.
 _ANY: Final = b"$%d\r\n%b\r\n"
 _ANY_HEADER: Final = b"$%d\r\n%%b\r\n" % HEADER_BYTES
@@ -23,20 +26,43 @@ _ANY_RECORD: Final = b"$%d\r\n%b%b\r\n"
 class PackedCommands:
     """`member` is the sample's name in its owner's open set, `header` the 40 bytes of its record."""
 
-    def __init__(self, keys: Keys, owner: str) -> None:
-        self.owner = owner
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
         self._record_prefix = keys.samples_prefix.encode()
-        open_set = _word(keys.open_set(owner))
-        self._begin = _template(scripts.BEGIN, [_ANY, open_set], [_ANY_HEADER, _ANY])
-        self._settle = _template(scripts.SETTLE, [_ANY, open_set, _ANY], [_ANY_RECORD, _ANY, _ANY, _ANY, _ANY])
+        self._first_look = _template([_word("GETRANGE"), _ANY, _word("0"), _word(str(FIRST_LOOK_BYTES - 1))])
+        self._owner: str | None = None
+        self._begin = self._settle = b""
 
-    def begin(self, member: bytes, header: bytes) -> bytes:
+    def _name(self, owner: str) -> None:
+        """Those of `owner`. A worker is one owner, all its life."""
+        open_set = _word(self._keys.open_set(owner))
+        self._begin = _script(scripts.BEGIN, [_ANY, open_set], [_ANY_HEADER, _ANY])
+        self._settle = _script(scripts.SETTLE, [_ANY, open_set, _ANY], [_ANY_RECORD, _ANY, _ANY, _ANY, _ANY])
+        self._owner = owner
+
+    def first_look(self, member: bytes) -> bytes:
+        name = self._record_prefix + member
+        return self._first_look % (len(name), name)
+
+    def begin(self, owner: str, member: bytes, header: bytes) -> bytes:
+        if owner != self._owner:
+            self._name(owner)
         name = self._record_prefix + member
         return self._begin % (len(name), name, header, len(member), member)
 
     def settle(
-        self, member: bytes, log: bytes, header: bytes, payload: bytes, ttl_ms: bytes, entry: bytes, epoch: bytes
+        self,
+        owner: str,
+        member: bytes,
+        log: bytes,
+        header: bytes,
+        payload: bytes,
+        ttl_ms: bytes,
+        entry: bytes,
+        epoch: bytes,
     ) -> bytes:
+        if owner != self._owner:
+            self._name(owner)
         name = self._record_prefix + member
         return self._settle % (
             len(name),
@@ -57,8 +83,11 @@ class PackedCommands:
         )
 
 
-def _template(script: Script, keys: list[bytes], arguments: list[bytes]) -> bytes:
-    words = [_word("EVALSHA"), _word(script.name), _word(str(len(keys))), *keys, *arguments]
+def _script(script: Script, keys: list[bytes], arguments: list[bytes]) -> bytes:
+    return _template([_word("EVALSHA"), _word(script.name), _word(str(len(keys))), *keys, *arguments])
+
+
+def _template(words: list[bytes]) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(words)
 
 

@@ -17,11 +17,11 @@ from shared.core.errors import ConfigError
 from shared.core.lifecycle import State
 from shared.core.record import pack, pack_header
 from shared.store import forms, scripts
-from shared.store.base import Settled, StoreRefused
+from shared.store.base import Settled, StoreRefused, StoreUnavailable
 from shared.store.keys import key_of, member
 from shared.store.lines import CommandLine, Subscriptions
 from shared.store.link import Link
-from shared.store.packed import PackedCommands
+from shared.store.packed import FIRST_LOOK_BYTES, PackedCommands
 from shared.store.sentinel import Sentinels
 from shared.store.served import BULK_FROM_BYTES, ServedStore
 from shared.store.url import RedisAddress, SentinelAddress, parse_url
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shared.core.model import SampleKey
-    from shared.core.record import Claim, Header
-    from shared.store.base import StoreInfo, StoreListener
+    from shared.core.record import Claim, Header, Record
+    from shared.store.base import LogPage, StoreInfo, StoreListener
     from shared.store.connection import Argument, Connection
     from shared.store.lines import Script
     from shared.store.link import Place
@@ -48,7 +48,7 @@ class RedisStore(ServedStore):
         self._place = _place(url)
         self._link = self._make_link("commands")
         self._bulk_link = self._make_link("bulk")
-        self._packed: PackedCommands | None = None
+        self._packed = PackedCommands(self._keys)
         self._subscriptions = Subscriptions(self._wakes.on_message, self._wakes.on_gap)
         self._push_link = self._make_link("push", self._subscriptions)
         return CommandLine(self._link), CommandLine(self._bulk_link)
@@ -107,7 +107,7 @@ class RedisStore(ServedStore):
 
     async def begin(self, key: SampleKey, claim: Claim) -> Header | None:
         name, header = member(key), pack_header(State.PENDING, claim)
-        found = await self._line.send(self._packed_for(claim.owner).begin(name.encode(), header))
+        found = await self._line.send(self._packed.begin(claim.owner, name.encode(), header))
         if found is None:
             return None
         if isinstance(found, hiredis.ReplyError):
@@ -121,7 +121,8 @@ class RedisStore(ServedStore):
         if state is not State.READY or len(payload) >= BULK_FROM_BYTES:
             return await self._settle_seldom(key, claim, state, payload, ttl_s, now_ms)
         code = await self._line.send(
-            self._packed_for(claim.owner).settle(
+            self._packed.settle(
+                claim.owner,
                 member(key).encode(),
                 self._keys.log(key.session_key, key.clone_id).encode(),
                 pack_header(state, claim),
@@ -156,17 +157,28 @@ class RedisStore(ServedStore):
             self._epoch(),
         )
 
-    def _packed_for(self, owner: str) -> PackedCommands:
-        """A worker is one owner, all its life."""
-        if self._packed is None or self._packed.owner != owner:
-            self._packed = PackedCommands(self._keys, owner)
-        return self._packed
+    async def read(self, key: SampleKey) -> Record | None:
+        data = await self._line.send(self._packed.first_look(member(key).encode()))
+        if isinstance(data, hiredis.ReplyError):
+            raise self._line.error(data)
+        return await self._whole(key) if len(data) == FIRST_LOOK_BYTES else forms.record_of(data)
 
     async def _sum(self, script: Script, keys: Sequence[SampleKey], *arguments: Argument) -> int:
         total = 0
         for first in range(0, len(keys), _BATCH):
             total += await self._line.run(script, self._keys.samples(keys[first : first + _BATCH]), *arguments)
         return total
+
+    async def read_log(self, session_key: str, clone_id: int, cursor: int, *, limit: int) -> LogPage:
+        connection = self._link.connection
+        run = forms.run_number(connection.run_id) if connection is not None else 0
+        epoch, n = divmod(cursor, 2**forms.SEQ_BITS)
+        name = self._keys.log(session_key, clone_id)
+        reply = await self._line.run(scripts.READ_LOG, [name], epoch ^ run, n, limit)
+        if self._link.connection is not connection:
+            # A script that had to be taught may have been answered by another server than the first.
+            raise StoreUnavailable("the connection was lost", maybe_done=False)
+        return forms.log_page(reply, cursor, run)
 
     # -- ownership ----------------------------------------------------------------------------------------------
 

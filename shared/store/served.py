@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shared.clock import SystemClock
 from shared.core import upstream_list
-from shared.core.record import ACKNOWLEDGED, HANDED_OVER, HEADER_BYTES, PAUSED, UNDELIVERED, BadRecord, unpack
+from shared.core.record import ACKNOWLEDGED, HANDED_OVER, HEADER_BYTES, PAUSED, UNDELIVERED
 from shared.core.roll_call import Roll
 from shared.store import forms, scripts
-from shared.store.base import LeaseView, SessionInfo, StoreRefused
+from shared.store.base import LeaseView, SessionInfo
 from shared.store.keys import Keys
 from shared.store.link import COMMAND_DEADLINE_S
+from shared.store.packed import FIRST_LOOK_BYTES
 from shared.store.wakes import LINGER_S, Wakes
 
 if TYPE_CHECKING:
@@ -23,15 +24,11 @@ if TYPE_CHECKING:
     from shared.core.model import SampleKey
     from shared.core.record import Claim, Header, Record
     from shared.core.upstream_list import UpstreamList
-    from shared.store.base import LogPage
     from shared.store.connection import Argument
     from shared.store.lines import Script
 
 # A value from here on travels on the second connection: it is a millisecond of both sides' time.
 BULK_FROM_BYTES: Final = 256 * 1024
-# What a reader asks for before it knows how much there is: all of a small result, and little of a large one, which is
-# then read whole, since between two reads it may have become another's.
-_FIRST_LOOK_BYTES: Final = 32 * 1024
 _EPOCHS: Final = 2**21
 _SESSION_TTL_MS: Final = 24 * 3600 * 1000
 # Renewed by every look at it; it ends some time after the gateway has.
@@ -101,16 +98,11 @@ class ServedStore:
         return int(await self._line.run(scripts.LIMIT_BYTES, [self._keys.sample(key)]))
 
     async def read(self, key: SampleKey) -> Record | None:
-        name = self._keys.sample(key)
-        data = await self._line.call("GETRANGE", name, "0", str(_FIRST_LOOK_BYTES - 1))
-        if len(data) == _FIRST_LOOK_BYTES:
-            data = await self._bulk.call("GET", name)
-        if not data:
-            return None
-        try:
-            return unpack(data)
-        except BadRecord as error:
-            raise StoreRefused(str(error)) from error
+        data = await self._line.call("GETRANGE", self._keys.sample(key), "0", str(FIRST_LOOK_BYTES - 1))
+        return await self._whole(key) if len(data) == FIRST_LOOK_BYTES else forms.record_of(data)
+
+    async def _whole(self, key: SampleKey) -> Record | None:
+        return forms.record_of(await self._bulk.call("GET", self._keys.sample(key)))
 
     async def read_header(self, key: SampleKey) -> Header | None:
         data = await self._line.call("GETRANGE", self._keys.sample(key), "0", str(HEADER_BYTES - 1))
@@ -131,16 +123,12 @@ class ServedStore:
 
     # -- completion logs and waking -----------------------------------------------------------------------------
 
-    async def read_log(self, session_key: str, clone_id: int, cursor: int, *, limit: int) -> LogPage:
-        epoch, n = divmod(cursor, 2**forms.SEQ_BITS)
-        name = self._keys.log(session_key, clone_id)
-        return forms.log_page(await self._line.run(scripts.READ_LOG, [name], epoch, n, limit), cursor)
-
     def announce(self, session_key: str, seq_id: int) -> None:
         self._wakes.announce(session_key, seq_id)
 
     async def watch(self, session_key: str) -> None:
-        await self._wakes.watch(session_key)
+        if not self._wakes.watch_heard(session_key):
+            await self._wakes.watch(session_key)
 
     def unwatch(self, session_key: str) -> None:
         self._wakes.unwatch(session_key)

@@ -22,6 +22,10 @@ class Channels(Protocol):
         """Returns when messages are heard. Raises `StoreUnavailable`."""
         ...
 
+    def hears(self, channel: str) -> bool:
+        """Whether `subscribe` would return at once."""
+        ...
+
     def unsubscribe(self, channel: str) -> None: ...
 
 
@@ -69,6 +73,22 @@ class Wakes:
         for session_key, seq_ids in announcements.items():
             message = struct.pack(f">{len(seq_ids)}q", *seq_ids)
             self._publish(self._keys.announcement(session_key), message)
+
+    def watch_heard(self, session_key: str) -> bool:
+        """Watch a session whose announcements are heard already, as they are for all of its polls but the first.
+
+        False when they are not; nothing is counted then.
+        """
+        assert self._channels is not None
+        timer = self._lingering.get(session_key)
+        wanted = timer is not None or self._watched.get(session_key, 0) > 0
+        if not wanted or not self._channels.hears(self._keys.announcement(session_key)):
+            return False
+        if timer is not None:
+            timer.cancel()
+            del self._lingering[session_key]
+        self._watched[session_key] += 1
+        return True
 
     async def watch(self, session_key: str) -> None:
         self._watched[session_key] += 1
