@@ -68,9 +68,13 @@ class AdapterBases:
         # One model may have several names: then the upstream lists them all.
         return base is None or base == parent or upstream in self._serving.get(base, ())
 
+    def narrows(self, model_name: str) -> bool:
+        """Whether `narrow` may leave out any, and others at another time, without `learn`."""
+        return model_name in self._parents
+
     def narrow(self, model_name: str, serving: Collection[Upstream]) -> list[Upstream]:
         """Those of `serving`, who all list `model_name`, that may be asked for it."""
-        if model_name not in self._parents:
+        if not self.narrows(model_name):
             return list(serving)
         return [upstream for upstream in serving if self.are_met(model_name, upstream)]
 

@@ -62,6 +62,8 @@ class UpstreamPool:
         self._news = UpstreamNews()
         self._served: dict[Upstream, list[Served]] = {}
         self._serving: dict[str, list[Upstream]] = {}
+        # Whom samples of a base model may go to, which changes when `_serving` does.
+        self._of_base: dict[str, Sequence[Upstream]] = {}
         self.bases = AdapterBases()
 
     def choose(
@@ -88,12 +90,18 @@ class UpstreamPool:
             raise BadRequest(self.protocols.refusal(beyond))
 
     def _candidates(self, model_name: str) -> Sequence[Upstream]:
+        known = self._of_base.get(model_name)
+        if known is not None:
+            return known
         serving = self._serving.get(model_name)
         if serving is None:
             return self._upstreams
         # Where all that list it have it of another base model: who does not have it says so, and it is loaded there.
         lacking = [upstream for upstream in self._upstreams if upstream not in serving]
-        return self.bases.narrow(model_name, serving) or lacking or serving
+        found = self.bases.narrow(model_name, serving) or lacking or serving
+        if not self.bases.narrows(model_name):
+            self._of_base[model_name] = found
+        return found
 
     def failed(self, upstream: Upstream, fault: Fault) -> None:
         """An attempt there failed. What the client's own request was refused for is not the upstream's failure."""
@@ -238,6 +246,7 @@ class UpstreamPool:
 
     def _take_over(self) -> None:
         self._serving = _by_name(self._served)
+        self._of_base.clear()
         self.bases.learn(self._upstreams, self._served, self._serving)
         if self._served:
             self.catalogue.replace(model for served in self._served.values() for model in served)

@@ -167,10 +167,11 @@ def choose(
 
     Of these the session's own, unless it is much busier than the others; else the one with the least in flight.
     """
-    awake = [upstream for upstream in upstreams if not upstream.rests(now_s)]
+    # As `rests`, which is a call for each upstream and sample.
+    awake = [upstream for upstream in upstreams if not upstream.on_probation and now_s >= upstream.resting_until_s]
     if not awake:
         return min(upstreams, key=lambda upstream: upstream.resting_until_s)
-    others = [upstream for upstream in awake if upstream is not avoid] or awake
+    others = awake if avoid is None else [upstream for upstream in awake if upstream is not avoid] or awake
     if len(others) == 1:
         return others[0]
     if session_key and not _is_overloaded(home := _home(others, session_key), others):
@@ -185,7 +186,7 @@ def _home(upstreams: Sequence[Upstream], session_key: str) -> Upstream:
 
 def _is_overloaded(home: Upstream, upstreams: Sequence[Upstream]) -> bool:
     """Whether one more sample puts it above its share of all that runs then."""
-    total = sum(upstream.in_flight for upstream in upstreams) + 1
+    total = sum([len(upstream.attempts) for upstream in upstreams]) + 1
     return home.in_flight + 1 > math.ceil(_HOME_SHARE * total / len(upstreams))
 
 
