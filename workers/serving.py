@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from workers.memory import keep_what_is_freed
 from workers.supervision import Supervision
 from workers.worker import Worker
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 def serve(config: WorkerConfig, listener: socket.socket, channel_socket: socket.socket) -> int:
     """Blocks until the worker has ended; the exit code."""
+    keep_what_is_freed()
     return uvloop.run(_run(config, listener, channel_socket))
 
 

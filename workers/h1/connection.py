@@ -8,7 +8,7 @@ An idle connection on which anything arrives is closed: there is nobody to whom 
 
 The kernel writes into a buffer that all connections share, and the parser copies the body's pieces out of it. A long
 body whose length was told gets memory of its own: what is left of it is read straight into its place, past the parser,
-which has nothing to say about it. That memory grows with what arrives: a length is only a promise.
+which has nothing to say about it. A length is only a promise: the kernel gives that memory as it is written.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import httptools
 
 from shared.core.faults import BreakKind
 from workers.h1.exchange import Broken, Reply
+from workers.memory import Place
 
 if TYPE_CHECKING:
     import socket
@@ -32,9 +33,6 @@ _HEAD_BYTES: Final = 64 * 1024
 _SCATTER_FROM_BYTES: Final = 32 * 1024
 # A longer body is read into its place, if it tells its length.
 _IN_PLACE_FROM_BYTES: Final = 32 * 1024
-# By how much a body's place grows; more at once would be touched before anything has arrived for it.
-_GROWTH_BYTES: Final = 1024 * 1024
-_BLANK: Final = memoryview(bytes(_GROWTH_BYTES))
 _NO_HEADERS: Final[dict[str, str]] = {}
 _NOTHING: Final = memoryview(bytearray())
 
@@ -60,6 +58,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._news: select.poll | None = None
         self._reply: asyncio.Future[Reply] | None = None
         self._keeps_alive = True
+        # Of a body that is read in place, and where its next bytes go.
+        self._place: Place | None = None
+        self._missing = _NOTHING
         self._parser: Any = httptools.HttpResponseParser(self)
         self._begin()
 
@@ -119,9 +120,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._in_place_bytes and not self._missing:
-            # Only here: until `buffer_updated` has returned the transport holds the last view, and forbids resizing.
-            self._grow()
+        if self._place is not None:
+            self._leave_place_if_full()
         return self._missing or self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -144,12 +144,14 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._leave_place_if_full()
         if self._reply is not None:
             if exc is None and self._ends_with_the_connection():
                 self._finish(whole=True)
             else:
                 kind = BreakKind.BODY_CUT if self._head_is_whole else BreakKind.RESET_BEFORE_STATUS
                 self.fail(Broken(kind, str(exc) if exc is not None else ""))
+        self._place, self._missing = None, _NOTHING
         # The parser holds our methods: a cycle for each connection.
         self._parser = None
         self._on_lost(self)
@@ -194,24 +196,26 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         told = self._told_headers()
         length = int(told.get("content-length", 0)) if "transfer-encoding" not in told else 0
         if self._body_bytes < length <= self._limit_bytes:
-            self._parts[:] = (bytearray().join(self._parts),)
-            self._in_place_bytes = length
-
-    def _grow(self) -> None:
-        place = self._parts[0]
-        assert isinstance(place, bytearray)
-        place += _BLANK[: self._in_place_bytes - self._body_bytes]
-        self._missing = memoryview(place)[self._body_bytes :]
+            self._place = Place(length)
+            self._place.view[: self._body_bytes] = b"".join(self._parts)
+            self._missing = self._place.view[self._body_bytes :]
 
     def _arrived_in_place(self, size_bytes: int) -> None:
-        self._body_bytes += size_bytes
         # Even of no length a view of it would keep the body alive.
         self._missing = self._missing[size_bytes:] or _NOTHING
-        if self._body_bytes == self._in_place_bytes:
-            self._in_place_bytes = 0
-            self.on_message_complete()
-            # It would wait for the bytes that went past it.
-            self._parser = httptools.HttpResponseParser(self)
+        if not self._missing:
+            # Until this read is over the transport holds a view, and the body would have to be copied.
+            self._loop.call_soon(self._leave_place_if_full)
+
+    def _leave_place_if_full(self) -> None:
+        place = self._place
+        if place is None or self._missing:
+            return
+        self._place = None
+        self._parts[:] = (place.whole(),)
+        self.on_message_complete()
+        # It would wait for the bytes that went past it.
+        self._parser = httptools.HttpResponseParser(self)
 
     # -- inside
 
@@ -219,11 +223,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._head_is_whole = False
-        self._parts: list[bytes | bytearray] = []
+        self._parts: list[bytes] = []
         self._body_bytes: int = 0
-        # Of a body that is read in place: how long it will be, and where the next bytes go.
-        self._in_place_bytes = 0
-        self._missing = _NOTHING
+        self._place, self._missing = None, _NOTHING
 
     def _is_sent(self) -> bool:
         """A reply may come before the request is out, to refuse it: the rest is then not worth sending."""
