@@ -61,33 +61,31 @@ def _sequence(choice: Value, index: int) -> SequenceResult:
     """Raises one of `UNREADABLE`."""
     logprobs, tokens = choice["logprobs"]["token_logprobs"], choice["token_ids"]
     reason = STOP_REASONS[choice["finish_reason"]]
-    if choice["index"] != index or len(tokens) != len(logprobs):
+    count = len(tokens)
+    if choice["index"] != index or len(logprobs) != count or not (_begins_flat(tokens) and _begins_flat(logprobs)):
         raise ValueError
-    return SequenceResult(_token_ids(tokens), _logprobs(logprobs), reason)
+    return SequenceResult(_token_ids(tokens, count), _logprobs(logprobs, count), reason)
 
 
-def _token_ids(told: Value) -> bytes:
-    """int32, of an array of 64-bit integers of which the upper halves are zero, and the lower ones no less."""
-    halves = np.frombuffer(_buffer(told, "i"), _INT32)
+def _begins_flat(array: Value) -> bool:
+    """As far as `document` looks: a buffer of as many numbers as there are elements may still come of nested arrays."""
+    return not len(array) or type(array[0]) in _NUMBERS
+
+
+def _token_ids(told: Value, count: int) -> bytes:
+    """int32, of 64-bit integers whose upper halves are zero, and whose lower ones are positive."""
+    halves = np.frombuffer(told.as_buffer(of_type="i"), _INT32)
     ids, upper = halves[::2].tobytes(), halves[1::2].tobytes()
     # Every fourth byte holds a sign.
-    if upper != bytes(len(upper)) or not ids[3::4].isascii():
+    if len(ids) != 4 * count or upper != bytes(4 * count) or not ids[3::4].isascii():
         raise OverflowError
     return ids
 
 
-def _logprobs(told: Value) -> bytes:
+def _logprobs(told: Value, count: int) -> bytes:
     """float32"""
-    buffer = _buffer(told, "d")
-    if bytes(buffer)[7::8].translate(None, _SMALL):
+    buffer = told.as_buffer(of_type="d")
+    raw = bytes(buffer)
+    if len(raw) != 8 * count or raw[7::8].translate(None, _SMALL):
         raise OverflowError
     return np.frombuffer(buffer, _FLOAT64).astype(_FLOAT32).tobytes()
-
-
-def _buffer(array: Value, kind: str) -> memoryview:
-    """As `document.integers` and `document.floats` read one: what is flat."""
-    buffer = memoryview(array.as_buffer(of_type=kind))
-    items = len(array)
-    if len(buffer) != 8 * items or (items and type(array[0]) not in _NUMBERS):
-        raise TypeError
-    return buffer

@@ -89,7 +89,7 @@ def decode_reply(
         else:
             rest = long_reply.without_prompt(body, prompt) if prompt else body
             decoded = _decode_plain(call, rest) if plain else None
-            load = partial(_load_instead, rest)
+            load = document.load if rest is body else partial(_load_instead, rest)
         if decoded is not None:
             return decoded
     return _decode_whole(call, spec, body, load or document.load)
