@@ -48,7 +48,7 @@ MICRO: dict[str, Callable[[Plan], Coroutine[None, None, Findings]]] = {
 MACRO = {row.name: row for row in ROWS}
 MICRO_ROUNDS, MACRO_ROUNDS, QUICK_ROUNDS = 7, 3, 2
 # As in a worker, for the gateway's way and the baselines alike.
-GC_EVERY_OBJECTS = 50_000
+GC_THRESHOLDS = (10_000, 0, 2_500)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,7 +123,7 @@ def chosen(only: Sequence[str] | None, part: str, names: Sequence[str] | dict[st
 def run_micro(name: str, options: argparse.Namespace) -> dict[str, Any]:
     plan = Plan(options.rounds or (QUICK_ROUNDS if options.quick else MICRO_ROUNDS), options.quick)
     gc.freeze()
-    gc.set_threshold(GC_EVERY_OBJECTS, 20, 50)
+    gc.set_threshold(*GC_THRESHOLDS)
     found = uvloop.run(MICRO[name](plan))
     say(f"{name}: {len(found.figures)} figures of {plan.rounds} rounds")
     return asdict(found)
