@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import re
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from workers.h1.client import UpstreamClient
     from workers.upstreams import Upstream
 
-# What no header may hold, and no id of ours holds: a value with it is not sent at all.
-_UNFIT: Final = re.compile(r"[^\t -~]")
+# What a header may hold, and every id of ours holds: a value with anything else is not sent at all.
+_FIT: Final = b"\t" + bytes(range(0x20, 0x7F))
 _CONTENT_TYPE: Final = {"Content-Type": "application/json"}
 # Most specific first: aiohttp's classes derive from each other.
 _BREAKS: Final[tuple[tuple[type[BaseException], BreakKind], ...]] = (
@@ -152,8 +151,8 @@ def _head(start: str, headers: Mapping[str, str], body_bytes: int) -> bytes:
 
 
 def _is_fit(value: str) -> bool:
-    # Printable ASCII, as all ids are, needs no search, which takes twice as long.
-    return (value.isascii() and value.isprintable()) or not _UNFIT.search(value)
+    # Three times as fast as a search for what is not fit.
+    return value.isascii() and not value.encode("ascii").translate(None, _FIT)
 
 
 async def _told(response: aiohttp.ClientResponse) -> bytes | Fault:
