@@ -60,6 +60,7 @@ def _watch(fetch: Callable[[], dict[str, Any]]) -> None:
 def tables(report: Mapping[str, Any]) -> RenderableType:
     """The whole of `/status` for a terminal."""
     from rich.console import Group
+    from rich.text import Text
 
     gateway, redis = report["gateway"], report["redis"]
     stopping = ", stopping" if gateway["stopping"] else ""
@@ -69,6 +70,7 @@ def tables(report: Mapping[str, Any]) -> RenderableType:
     return Group(
         f"{gateway['url']}, version {gateway['version']}, since {gateway['started_at']}{stopping}",
         f"results in {place}: {redis['mode']} {redis['version']}, {memory}",
+        *(Text(f"warning: {sentence}", style="yellow") for sentence in report["warnings"]),
         _table("workers", [_worker_row(worker) for worker in report["workers"]]),
         _table("upstreams", [_upstream_row(upstream) for upstream in report["upstreams"]]),
         _table("samples", [{"what": name.replace("_", " "), "count": n} for name, n in report["samples"].items()]),

@@ -71,6 +71,7 @@ class UpstreamStatus(msgspec.Struct, frozen=True):
     queue: tuple[float, ...] = ()
     latency: tuple[float, ...] = ()
     protocol: str | None = None  # how it is asked for samples; None while that is not known
+    lacks_generate: bool = False  # --upstream-protocol generate, and a sample has found that it does not have it
 
 
 class KeyStatus(msgspec.Struct, frozen=True):

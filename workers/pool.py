@@ -47,7 +47,7 @@ class UpstreamPool:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         protocol: ProtocolChoice = ProtocolChoice.COMPLETIONS,
     ) -> None:
-        self.protocols = Protocols(protocol, forwarder)
+        self.protocols = Protocols(protocol, forwarder, clock)
         self._upstreams = [self.protocols.upstream(url) for url in urls]
         self._leaving: set[Upstream] = set()
         self.on_broken: Callable[[], None] = _nothing

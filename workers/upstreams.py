@@ -62,6 +62,7 @@ class Upstream:
     latency: Histogram = field(default_factory=Histogram)
     protocol: UpstreamProtocol = UpstreamProtocol.COMPLETIONS
     protocol_known: bool = True
+    lacks_generate: bool = False
     completions_url: URL = field(init=False)
     generate_url: URL = field(init=False)
     models_url: URL = field(init=False)
@@ -153,6 +154,7 @@ class Upstream:
             queue=self.queue.snapshot(),
             latency=self.latency.snapshot(),
             protocol=self.protocol.value if self.protocol_known else None,
+            lacks_generate=self.lacks_generate,
         )
 
     def attraction(self, session: int) -> int:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.admin.timings import UpstreamTotals
+from shared.core.upstream_protocol import NO_GENERATE
 from shared.histogram import count, quantile_s
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def status(view: View) -> dict[str, Any]:
         "spare": _spare(view.spare),
         "redis": _redis(view),
         "upstreams": upstreams(view),
+        "warnings": warnings(view),
         "samples": {name: int(view.totals.get(name, 0)) for name in _SAMPLE_COUNTERS},
         "counters": {name: int(value) for name, value in sorted(view.totals.items()) if name != "cpu_seconds"},
         "undelivered": undelivered(view.totals),
@@ -173,14 +175,25 @@ def readiness(view: View) -> tuple[bool, dict[str, Any]]:
         reasons.append("no upstream is up")
     if view.stopping:
         reasons.append("the gateway is stopping")
-    raw = [url for url, scales in view.logprobs_scale.items() if scales is False]
     body = {
         "ready": not reasons,
         "reasons": reasons,
         "logprobs_scale": dict(view.logprobs_scale),
-        "warnings": [f"{url}: {RAW_LOGPROBS}" for url in raw],
+        "warnings": warnings(view),
     }
     return not reasons, body
+
+
+def warnings(view: View) -> list[str]:
+    """What an operator has to mend though the gateway runs, a sentence each that says how."""
+    raw = [url for url, scales in view.logprobs_scale.items() if scales is False]
+    # Workers find it out each for itself, and one that has had no sample does not know.
+    lacking = {one.url: None for told in _statuses(view) for one in told.upstreams if _lacks_generate(one)}
+    return [*(f"{url}: {RAW_LOGPROBS}" for url in raw), *(f"{url}: {NO_GENERATE}" for url in lacking)]
+
+
+def _lacks_generate(upstream: UpstreamStatus) -> bool:
+    return upstream.lacks_generate and upstream.state != "leaving"
 
 
 def _statuses(view: View) -> list[Status]:

@@ -29,6 +29,11 @@ _PATHS: Final = {
 }
 # A generation that lacks all that it needs: where the endpoint is, it is refused before anything is scheduled.
 PROBE_BODY: Final = b"{}"
+# For operators who gave `--upstream-protocol generate`.
+NO_GENERATE: Final = (
+    "samples fail for want of /inference/v1/generate; start vLLM with --enable-scale-out, "
+    "or give --upstream-protocol completions or auto"
+)
 # vLLM's own validation, and that of a router or of its Rust frontend.
 _REFUSED_AS_INVALID: Final = frozenset({400, 422})
 # 403 is vLLM's without --enable-scale-out; a 200 comes from something that takes anything.

@@ -4,8 +4,9 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,12 +18,24 @@ from gateway.admin.timings import Timings, UpstreamTotals
 from gateway.admin.view import SlotView
 from gateway.machine import Usage
 from gateway.status import tables
+from shared.core.upstream_protocol import NO_GENERATE
 from tests.gateway_views import VIEW, histogram, slot_view, worker_status
+
+if TYPE_CHECKING:
+    from shared.channel import Status
 
 
 def timings(fast: float, slow: float) -> Timings:
     upstreams = {f"http://u{i}": UpstreamTotals(latency=histogram(s)) for i, s in enumerate((fast, slow))}
     return Timings(upstreams=upstreams)
+
+
+def lacking_generate(status: Status, *numbers: int) -> Status:
+    upstreams = [
+        msgspec.structs.replace(upstream, lacks_generate=number in numbers)
+        for number, upstream in enumerate(status.upstreams)
+    ]
+    return msgspec.structs.replace(status, upstreams=tuple(upstreams))
 
 
 class TestAccumulator:
@@ -132,6 +145,16 @@ class TestReadiness:
         assert len(body["warnings"]) == 1
         assert "processed_logprobs" in body["warnings"][0]
 
+    def test_an_upstream_without_generations_is_a_warning_that_says_what_to_do(self) -> None:
+        """Told once, whichever workers have found it out; not of one that is off the list."""
+        finds = [lacking_generate(worker_status("up", "leaving", "up"), *which) for which in ((0, 1), (0,), ())]
+        slots = tuple(slot_view(number, status) for number, status in enumerate(finds))
+        view = replace(VIEW, slots=slots, logprobs_scale={})
+        ready, body = report.readiness(view)
+        assert ready
+        assert body["warnings"] == report.status(view)["warnings"] == [f"http://u0: {NO_GENERATE}"]
+        assert "--enable-scale-out" in NO_GENERATE
+
 
 class TestPage:
     @staticmethod
@@ -190,5 +213,6 @@ def test_the_terminal_shows_the_whole_status() -> None:
         "does not answer",
         "stopping",
         "10.0.0.1",
+        "warning: http://u0: sampled logprobs",
     ):
         assert expected in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -12,7 +13,7 @@ from shared.core.errors import BadRequest
 from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply
 from shared.core.model import Category, SampleSpec, SamplingParams
 from shared.core.scaling import PROBE_REQUEST_ID
-from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
+from shared.core.upstream_protocol import NO_GENERATE, ProtocolChoice, UpstreamProtocol
 from workers.models import Catalogue
 from workers.pool import UpstreamPool
 
@@ -187,3 +188,35 @@ async def test_an_endpoint_that_is_not_there(status: int) -> None:
     told = found.pool.protocols.without_generate(found.upstream, fault)
     assert told.kind is FaultClass.NEVER_EXECUTED
     assert (found.upstream.protocol, found.upstream.protocol_known) == (COMPLETIONS, True)
+
+
+async def test_that_generations_are_not_there_is_told_until_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    """A line per upstream in half a minute, and the status of those that a sample has met."""
+    bench = Bench(ProtocolChoice.GENERATE, "http://a", "http://b")
+    first = bench.upstream
+    second = bench.pool.choose("tiny", avoid=first)
+    fault = classify_reply(403, b"", {}, GENERATE)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            bench.pool.protocols.without_generate(first, fault)
+        bench.clock.advance(60.0)
+        bench.pool.protocols.without_generate(first, fault)
+    told = [vars(record) for record in caplog.records if record.message == NO_GENERATE]
+    assert [(line["upstream"], line["error"], line["samples_not_told"]) for line in told] == [
+        (first.url, fault.message, 0),
+        (first.url, fault.message, 2),
+    ]
+    for status, lacks in ((403, True), (503, True), (400, False)):
+        bench.forwarder.statuses[first.url] = status
+        await bench.pool.learn_models()
+        assert {one.url: one.lacks_generate for one in bench.pool.statuses()} == {first.url: lacks, second.url: False}
+    await bench.pool.learn_models()
+    assert len(bench.forwarder.asked) == 3
+    assert [one.protocol for one in bench.pool.statuses()] == ["generate", "generate"]
+
+
+async def test_auto_does_not_complain_of_generations_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(ProtocolChoice.AUTO)
+    bench.pool.protocols.without_generate(bench.upstream, classify_reply(404, b"", {}, GENERATE))
+    assert not caplog.records
+    assert not bench.upstream.lacks_generate
