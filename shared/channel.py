@@ -100,6 +100,7 @@ class Status(msgspec.Struct, tag="status", frozen=True):
     passed_in_flight: int = 0  # requests that are passed through
     stages: dict[str, tuple[float, ...]] = {}  # histograms by the names of `shared.counters.Stages`
     keys: tuple[KeyStatus, ...] = ()  # those of the keys file that have asked for anything here
+    missing_models: tuple[str, ...] = ()  # those of --model, as the flag has them, that no upstream lists
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

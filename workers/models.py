@@ -75,6 +75,7 @@ class Catalogue:
     def __init__(
         self, offered: Sequence[ModelName], lora_name_template: str, lora_path_template: str | None = None
     ) -> None:
+        self._models = tuple(offered)
         self._offered = {model.name: model.upstream_name for model in offered}
         self._naming = Naming(lora_name_template, lora_path_template)
         self._served: dict[str, Served] = {}
@@ -93,6 +94,10 @@ class Catalogue:
                 merged[model.name] = model
         self._served = merged
         self._bases = self._list_bases()
+
+    def unlisted(self) -> tuple[str, ...]:
+        """Those of `--model`, as the flag has them, that no upstream has told of."""
+        return tuple(model.flag for model in self._models if model.upstream_name not in self._served)
 
     def base_models(self) -> dict[str, int | None]:
         """Offered name -> context length in tokens (None: unknown), in a stable order."""

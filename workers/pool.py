@@ -142,6 +142,10 @@ class UpstreamPool:
         bases = [{model.name for model in told if model.parent is None} for told in self._served.values()]
         return len(bases) > 1 and not set.intersection(*bases)
 
+    def missing_models(self) -> tuple[str, ...]:
+        """Those of `--model` that no upstream lists; none while one has not told yet: it may be theirs."""
+        return self.catalogue.unlisted() if all(one in self._served for one in self._upstreams) else ()
+
     def forget(self, model_name: str, upstream: Upstream) -> None:
         """It does not have this model any more, whatever it listed."""
         if self.has(model_name, upstream):

@@ -350,6 +350,7 @@ class Worker:
             passed_in_flight=self._dispatcher.room.passed_in_flight + (self._trainer.in_flight if self._trainer else 0),
             stages=self._counters.stages.snapshot(),
             keys=self._tenants.statuses(key.name for key in self._deps.live.settings.api_keys or ()),
+            missing_models=self._upstreams.pool.missing_models(),
         )
 
 

@@ -33,6 +33,8 @@ _SAMPLE_COUNTERS: Final = (
 _STATES: Final = ("up", "unknown", "resting", "leaving")
 RAW_LOGPROBS: Final = "sampled logprobs do not heed the temperature; start vLLM with --logprobs-mode processed_logprobs"
 
+_NO_MODEL: Final = "no upstream lists it, and samples of it fail; serve it, or map it by --model NAME=UPSTREAM_NAME"
+
 
 def status(view: View) -> dict[str, Any]:
     return {
@@ -188,8 +190,13 @@ def warnings(view: View) -> list[str]:
     """What an operator has to mend though the gateway runs, a sentence each that says how."""
     raw = [url for url, scales in view.logprobs_scale.items() if scales is False]
     # Workers find it out each for itself, and one that has had no sample does not know.
+    missing = {model: None for told in _statuses(view) for model in told.missing_models}
     lacking = {one.url: None for told in _statuses(view) for one in told.upstreams if _lacks_generate(one)}
-    return [*(f"{url}: {RAW_LOGPROBS}" for url in raw), *(f"{url}: {NO_GENERATE}" for url in lacking)]
+    return [
+        *(f"{url}: {RAW_LOGPROBS}" for url in raw),
+        *(f"{url}: {NO_GENERATE}" for url in lacking),
+        *(f"--model {model}: {_NO_MODEL}" for model in missing),
+    ]
 
 
 def _lacks_generate(upstream: UpstreamStatus) -> bool:

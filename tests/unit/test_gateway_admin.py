@@ -155,6 +155,13 @@ class TestReadiness:
         assert body["warnings"] == report.status(view)["warnings"] == [f"http://u0: {NO_GENERATE}"]
         assert "--enable-scale-out" in NO_GENERATE
 
+    def test_a_model_that_no_upstream_lists_is_a_warning(self) -> None:
+        finds = [msgspec.structs.replace(worker_status("up"), missing_models=("mine=c",)) for _ in range(2)]
+        slots = tuple(slot_view(number, status) for number, status in enumerate(finds))
+        ready, body = report.readiness(replace(VIEW, slots=slots, logprobs_scale={}))
+        assert ready
+        assert [warning.partition(",")[0] for warning in body["warnings"]] == ["--model mine=c: no upstream lists it"]
+
 
 class TestPage:
     @staticmethod

@@ -40,6 +40,12 @@ def test_an_offered_name_hides_the_upstreams() -> None:
         named.resolve(ModelRef(base_model="org/base"))
 
 
+def test_a_model_that_no_upstream_lists_is_named_as_the_flag_has_it() -> None:
+    offered = (ModelName("org/base", "org/base"), ModelName("mine", "alias"), ModelName("org/other", "org/other"))
+    assert catalogue(BASE, offered=offered).unlisted() == ("mine=alias", "org/other")
+    assert catalogue(BASE).unlisted() == ()
+
+
 def test_an_adapter_takes_its_context_from_its_base() -> None:
     path = "tinker://run-1/sampler_weights/000100"
     target = catalogue(BASE, ADAPTER).resolve(ModelRef(model_path=path))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shared.clock import ManualClock
+from shared.config import ModelName
 from shared.core.errors import NotFound, Overloaded
 from shared.core.faults import BreakKind, Fault, FaultClass, classify_break
 from shared.core.model import ModelRef
@@ -62,10 +63,10 @@ class Broken:
 
 
 class Bench:
-    def __init__(self, *urls: str) -> None:
+    def __init__(self, *urls: str, offered: tuple[ModelName, ...] = ()) -> None:
         self.forwarder = FakeForwarder()
         self.clock = self.forwarder.clock
-        catalogue = Catalogue((), "{run_id}")
+        catalogue = Catalogue(offered, "{run_id}")
         self.slept_s: list[float] = []
         self.pool = UpstreamPool(
             urls or ("http://a",),
@@ -102,6 +103,21 @@ async def test_a_known_name_asks_nobody(bench: Bench) -> None:
     await bench.pool.learn_models()
     assert (await bench.pool.resolve(BASE)).context_tokens == 64
     assert len(bench.forwarder.asked) == 1
+
+
+async def test_a_model_is_missing_when_every_upstream_has_told_and_none_lists_it() -> None:
+    bench = Bench("http://a", "http://b", offered=(ModelName("org/base", "org/base"), ModelName("mine", "alias")))
+    bench.serve("org/base")
+    await bench.pool.learn_models()
+    assert bench.pool.missing_models() == ()
+    bench.serve("other", url="http://b")
+    await bench.pool.learn_models()
+    assert bench.pool.missing_models() == ("mine=alias",)
+    bench.serve("other", "alias", url="http://b")
+    await bench.pool.learn_models()
+    assert bench.pool.missing_models() == ()
+    bench.pool.replace(["http://a"])
+    assert bench.pool.missing_models() == ("mine=alias",)
 
 
 async def test_before_any_upstream_has_answered_it_is_overloaded(bench: Bench) -> None:
