@@ -113,7 +113,11 @@ def _scenario_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @click.option("--preset", type=click.Choice(sorted(PRESETS)), help="A whole scenario; other flags change parts of it.")
-@click.option("--url", metavar="URL", help="A running gateway. Without it, bench starts one and a simulated vLLM.")
+@click.option(
+    "--url",
+    metavar="URL",
+    help="A running gateway, http:// only: not by TLS. Without it, bench starts one and a simulated vLLM.",
+)
 @click.option("--admin", metavar="URL", help="With --url: its admin address, for CPU, memory and Redis figures.")
 @click.option("--simulator", metavar="URL", help="With --url: the simulated vLLM behind it; results are then verified.")
 @click.option("--model", help="With --url: the base model. [default: the first that is offered]")

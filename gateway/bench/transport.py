@@ -30,6 +30,11 @@ CONNECT_TIMEOUT_S: Final = 30.0
 _IP_BIND_ADDRESS_NO_PORT: Final = 24
 # The least of the SDK's read timeouts is 5 s: so much later is still in time.
 _SILENCE_LOOK_S: Final = 0.5
+# Ending TLS would be a part of what is measured, of the client's CPU more than of the gateway's.
+_WITHOUT_TLS: Final = (
+    "give the gateway's address behind what ends TLS, or end it at the client: "
+    "socat TCP-LISTEN:8080,fork,reuseaddr,bind=127.0.0.1 OPENSSL:HOST:443, and --url http://127.0.0.1:8080"
+)
 
 
 class NoReply(Exception):
@@ -63,7 +68,8 @@ def parse_target(url: str, source_ip: str | None = None) -> Target:
     """Raises `ValueError` for anything but `http://host[:port][/prefix]`."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
-        raise ValueError(f"{url!r} is not an address the load client can use: it speaks http://HOST:PORT only")
+        hint = f"; {_WITHOUT_TLS}" if parts.scheme == "https" else ""
+        raise ValueError(f"{url!r} is not an address the load client can use: it speaks http://HOST:PORT only{hint}")
     return Target(parts.hostname, parts.port or 80, parts.path.rstrip("/"), source_ip)
 
 

@@ -20,6 +20,11 @@ def test_the_demo_needs_no_arguments() -> None:
     assert not any(parameter.required for parameter in demo.params)
 
 
+def test_the_help_tells_that_tls_is_not_spoken() -> None:
+    with click.Context(bench) as context:
+        assert "http:// only" in bench.get_help(context)
+
+
 def test_counts_are_one_or_several() -> None:
     assert Counts().convert("512", None, None) == [512]
     assert Counts().convert("1, 20,300", None, None) == [1, 20, 300]

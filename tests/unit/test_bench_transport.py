@@ -173,5 +173,7 @@ def test_targets() -> None:
 
 @pytest.mark.parametrize("url", ["https://h", "h:8000", "", "unix:///x"])
 def test_what_the_client_cannot_reach_is_named(url: str) -> None:
-    with pytest.raises(ValueError, match="http://HOST:PORT"):
+    with pytest.raises(ValueError, match="http://HOST:PORT") as caught:
         parse_target(url)
+    # What to do instead is said to those who have another address of the same gateway.
+    assert ("behind what ends TLS" in str(caught.value)) == url.startswith("https:")
