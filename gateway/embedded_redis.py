@@ -32,6 +32,9 @@ _PR_SET_PDEATHSIG: Final = 1
 _OLDEST: Final = 7
 _VERSION: Final = re.compile(rb"v=(\d+)\.")
 _PONG: Final = b"+PONG\r\n"
+# A turn's commands are many small pieces of memory, and glibc keeps seven freed ones of a size at hand: with more, a
+# sample costs a twentieth fewer instructions and a tenth less time. Another C library ignores it.
+_TUNABLES: Final = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=500"}
 # Loaded before any fork: between fork and exec nothing may be imported.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -94,6 +97,8 @@ class EmbeddedRedis:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                # An operator's own setting of these stays.
+                env={**_TUNABLES, **os.environ},
                 # The terminal's Ctrl-C is the supervisor's to act on: results are handed over first.
                 start_new_session=True,
                 preexec_fn=partial(_die_with, os.getpid()),
@@ -111,6 +116,8 @@ class EmbeddedRedis:
             "maxmemory": str(self._memory_bytes),
             "maxmemory-policy": "noeviction",
             "loglevel": "warning",
+            # Percentiles of each command's time, which nobody reads here.
+            "latency-tracking": "no",
         }
         for name, value in options.items():
             yield f"--{name}"
