@@ -1,7 +1,8 @@
 """`asample`'s body to a `SampleSpec`, without a Python object per prompt token.
 
 The token list stays the client's own bytes. It is taken out of the body before the rest is read, and looked at once
-(token_list.py); where it is written in an unusual way, msgspec reads the whole body first.
+(token_list.py); where it is written in an unusual way, msgspec reads the whole body first. What is left of a body
+without its lists and numbers is read once for all that have it in common (sample_frame.py).
 
 Every field is either honoured or refused with a 400 that names it; none is ignored, except those that ask for nothing
 of the result (`record_stability_info`, `type`). Sources of names, defaults and ranges: docs/wire.md, docs/upstream.md.
@@ -10,8 +11,9 @@ of the result (`record_stability_info`, `type`). Sources of names, defaults and 
 from __future__ import annotations
 
 import math
+from enum import Enum
 from hashlib import sha256
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -107,22 +109,33 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 _decoder: Final = msgspec.json.Decoder(_Sample)
-# False: a frame of which nothing is known but that its bodies are to be read as a whole.
-_frames: Final[Recent[Frame, _Known | Literal[False]]] = Recent(_FRAMES)
+
+
+class _Sight(Enum):
+    """ONCE: read it when it comes again, since many never do; ODD: its bodies are to be read as a whole."""
+
+    ONCE = "once"
+    ODD = "odd"
+
+
+_ONCE: Final = _Sight.ONCE
+_frames: Final[Recent[Frame, _Known | _Sight]] = Recent(_FRAMES)
 
 
 def decode_sample(body: bytes) -> SampleCall:
     """The submission in `body`. Raises `BadRequest` with one sentence for the caller."""
     parts = cut(body)
-    if parts is not None:
-        frame, lists, numbers = parts
-        known = _frames.get(frame)
-        if known is None:
-            known = _read_frame(frame) or False
-            _frames.put(frame, known)
-        if known and (call := _filled(known, lists, numbers)) is not None:
-            return call
-    return decode_whole(body)
+    if parts is None:
+        return decode_whole(body)
+    frame, lists, numbers = parts
+    known = _frames.get(frame)
+    if known is None:
+        _frames.put(frame, _ONCE)
+    elif known is _ONCE:
+        known = _read_frame(frame) or _Sight.ODD
+        _frames.put(frame, known)
+    call = _filled(known, lists, numbers) if isinstance(known, _Known) else None
+    return call if call is not None else decode_whole(body)
 
 
 def _read_frame(frame: Frame) -> _Known | None:
