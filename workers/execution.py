@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
     from shared.clock import Clock
     from shared.core.adapters import Adapter
+    from shared.core.model import SampleSpec
     from shared.core.upstream_protocol import UpstreamProtocol
     from shared.counters import Counters
+    from shared.wire.document import Body
     from workers.adapters import Adapters
     from workers.forwarder import Forwarder
     from workers.pool import UpstreamPool
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 # From here on a thread of its own does the work: decoding this much takes some 20 ms where there are top-k logprobs,
 # and a loop that decodes hundreds of MiB is taken for hung, and killed with all its samples.
 _LARGE_BYTES: Final = 512 * 1024
+# Unless it is read in parts: so much takes two milliseconds, and a thread, with caches of its own, half of one more.
+_LARGE_IN_PARTS_BYTES: Final = 3 * 1024 * 1024
 # Two or three milliseconds of sending, and of decoding, storing and telling, of small ones. Requests and dials have
 # their own share of a turn, and who waits for it feels the sum.
 _EXCHANGES_PER_TURN: Final = 16
@@ -141,7 +145,7 @@ class Executor:
             if len(body) <= _LARGE_BYTES:
                 reply = vllm.decode_reply(call, running.spec, body)
             else:
-                reply = await self._aside(partial(vllm.decode_reply, call, running.spec, body))
+                reply = await self._decoded(call, running.spec, body)
             if isinstance(reply, Fault):
                 return reply
             if reply.mixed:
@@ -149,6 +153,15 @@ class Executor:
             decoded.append(reply)
         self._pool.completed(upstream)
         return await self._encoded(running, decoded)
+
+    async def _decoded(self, call: vllm.UpstreamCall, spec: SampleSpec, body: Body) -> vllm.Decoded | Fault:
+        """Of a large reply."""
+        if len(body) > _LARGE_IN_PARTS_BYTES or not vllm.reads_in_parts(call, spec):
+            return await self._aside(partial(vllm.decode_reply, call, spec, body))
+        async with self._large:
+            # One of them in each turn of the loop.
+            await asyncio.sleep(0)
+            return vllm.decode_reply(call, spec, body)
 
     async def _encoded(self, running: Running, decoded: Sequence[vllm.Decoded]) -> bytes | Fault:
         result = vllm.combine(running.spec, decoded)

@@ -1,7 +1,7 @@
 """vLLM's endpoints: how a sample is asked (`vllm_request.py`) and how the answer is read (`vllm_reply.py`)."""
 
 from shared.core.upstream_protocol import UpstreamProtocol
-from shared.wire.vllm_reply import Decoded, combine, decode_reply
+from shared.wire.vllm_reply import Decoded, combine, decode_reply, reads_in_parts
 from shared.wire.vllm_request import UpstreamCall, beyond_completions, place_images, plan_calls, room
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "decode_reply",
     "place_images",
     "plan_calls",
+    "reads_in_parts",
     "room",
 ]

@@ -78,7 +78,7 @@ def decode_reply(
     An engine that gave up is ABORTED, or NEVER_EXECUTED when it had not made a token (it drains, or is paused).
     `load`: one of `document.LOADERS`; left out, it is what costs least, with the same outcome.
     """
-    plain = not (call.scores or spec.topk_sample_logprobs or spec.images)
+    plain = _is_plain(call, spec)
     if load is None and call.protocol is not _GENERATE:
         prompt = spec.prompt if len(spec.prompt) >= _LONG_PROMPT_BYTES else b""
         # A body that is long by its prompt alone is short once that is left out.
@@ -93,6 +93,15 @@ def decode_reply(
         if decoded is not None:
             return decoded
     return _decode_whole(call, spec, body, load or document.load)
+
+
+def reads_in_parts(call: UpstreamCall, spec: SampleSpec) -> bool:
+    """Whether a long reply is read at some half a millisecond for each MiB; where it is not, at up to forty."""
+    return call.protocol is not _GENERATE and _is_plain(call, spec) and document.simdjson is not None
+
+
+def _is_plain(call: UpstreamCall, spec: SampleSpec) -> bool:
+    return not (call.scores or spec.topk_sample_logprobs or spec.images)
 
 
 def _decode_plain(call: UpstreamCall, body: Body) -> Decoded | None:

@@ -212,9 +212,18 @@ async def test_a_greedy_result_too_large_to_keep_is_refused(
         assert "fewer samples" in json.loads(payload)["error"]
 
 
-@pytest.mark.parametrize(("large_bytes", "aside"), [(0, True), (2**20, False)])
+@pytest.mark.parametrize(
+    ("large_bytes", "in_parts_bytes", "topk", "aside"),
+    [
+        (0, 0, 0, [True, True]),
+        (0, 2**20, 0, [False, True]),
+        # There is no top-k in the reply: it comes to nothing.
+        (0, 2**20, 2, [True]),
+        (2**20, 2**20, 0, [False, False]),
+    ],
+)
 async def test_much_is_decoded_and_encoded_out_of_the_loops_way(
-    monkeypatch: pytest.MonkeyPatch, large_bytes: int, aside: bool
+    monkeypatch: pytest.MonkeyPatch, large_bytes: int, in_parts_bytes: int, topk: int, aside: list[bool]
 ) -> None:
     """A loop that decodes for seconds is taken for hung, and killed with everybody's samples."""
     threads: list[threading.Thread] = []
@@ -224,11 +233,24 @@ async def test_much_is_decoded_and_encoded_out_of_the_loops_way(
         return work(*args)
 
     monkeypatch.setattr("workers.execution._LARGE_BYTES", large_bytes)
+    monkeypatch.setattr("workers.execution._LARGE_IN_PARTS_BYTES", in_parts_bytes)
     monkeypatch.setattr("workers.execution.vllm.decode_reply", partial(noted, vllm.decode_reply))
     monkeypatch.setattr("workers.execution.proto.encode_sample_response", partial(noted, proto.encode_sample_response))
-    state, _ = await Bench().execute()
-    assert state is State.READY
-    assert [thread is not threading.main_thread() for thread in threads] == [aside, aside]
+    state, _ = await Bench().execute(spec(topk_sample_logprobs=topk))
+    assert topk or state is State.READY
+    assert [thread is not threading.main_thread() for thread in threads] == aside
+
+
+async def test_of_large_ones_the_loop_decodes_one_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[int] = []
+    decoded_in: list[int] = []
+    monkeypatch.setattr("workers.execution.vllm.decode_reply", lambda *_: decoded_in.append(len(turns)))
+    call, executor = vllm.plan_calls(spec(), "tiny", 100)[0], Bench().executor
+    tasks = [asyncio.create_task(executor._decoded(call, spec(), b"")) for _ in range(4)]
+    while not all(task.done() for task in tasks):
+        turns.append(len(turns))
+        await asyncio.sleep(0)
+    assert len(set(decoded_in)) == 4
 
 
 async def test_an_attempt_tells_which_sample_and_which_session_it_is() -> None:
