@@ -38,6 +38,8 @@ class Edge:
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
+        # A read of at most so many bytes holds no head that is too long, only one with too many headers.
+        self.small_read_bytes = min(limits.header_bytes, limits.head_bytes)
         self.draining = False
         self.open: set[Watched] = set()
         # Between requests; also before the first.

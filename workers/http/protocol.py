@@ -58,8 +58,6 @@ DECISIVE = frozenset({EXPECT, TRANSFER_ENCODING, CONTENT_LENGTH})
 HEADER_OVERHEAD_BYTES = 4
 # A length of so many is too long in any case, and as a number dear to read.
 _LENGTH_DIGITS = 10
-# In a read of at most so many bytes no head is near a limit, but for the number of its headers.
-_SMALL_READ_BYTES = 8 * KIB
 # What transports begin with.
 _HIGH_WATER_BYTES = 64 * KIB
 # What uvicorn makes anew for each connection.
@@ -170,7 +168,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._phase is _REFUSED:
             self._discard(len(data))
             return
-        self._is_small_read = len(data) <= _SMALL_READ_BYTES
+        self._is_small_read = len(data) <= self.edge.small_read_bytes
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
