@@ -114,7 +114,9 @@ class GatewayProtocol(HttpToolsProtocol):
         # It looks up two loggers and sets thirty attributes for each connection, at the price of parsing a request.
         # The class belongs to one server (`protocol_class`): what is no connection's own moves there.
         for name in vars(self).keys() - _OWN:
-            setattr(type(self), name, vars(self).pop(name))
+            value = vars(self).pop(name)
+            # A function (the application may be one) would become a method.
+            setattr(type(self), name, staticmethod(value) if hasattr(value, "__get__") else value)
         type(self)._is_common_known = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn

@@ -294,6 +294,15 @@ async def test_a_connection_leaves_nothing_for_the_garbage_collector(path: str) 
         assert not {name for name in found if "Cycle" in name or "Protocol" in name or "Connection" in name}
 
 
+async def test_an_application_that_is_a_function_serves_many_connections() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send_response(send, 200, [], b"fine")
+
+    async with serving_app(app) as served:
+        for _ in range(3):
+            assert (await served.exchange(request("GET", "/", b"", "Connection: close"))).endswith(b"fine")
+
+
 async def test_a_scope_tells_what_asgi_tells() -> None:
     async with direct() as bench:
         await bench.ask(request("POST", "/echo", b"{}", "X-A: 1", "X-A: 2"))
