@@ -9,11 +9,16 @@ wait for the next ones, between which the loop looks at its sockets and timers. 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
 
 from shared.core.fair_line import FairLine
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-class Turns:
+
+class Lane:
     """Of the running event loop. `per_turn`: how many may go on between two looks at the sockets."""
 
     def __init__(self, per_turn: int) -> None:
@@ -22,11 +27,22 @@ class Turns:
         self._per_turn = per_turn
         self._left = per_turn
         self._renewing = False
-        self._waiting: FairLine[asyncio.Future[None]] = FairLine()
+        self._waiting: FairLine[Callable[[], bool]] = FairLine()
 
     def __len__(self) -> int:
         """How many wait."""
         return len(self._waiting)
+
+    def enter(self, party: bytes, start: Callable[[], bool]) -> None:
+        """Calls `start`: at once while this turn has room, else in a later turn.
+
+        `party`: who waits for whom, as of `FairLine`. `start` must not raise, and tells whether there was still
+        something to start: who has gone takes no room.
+        """
+        if self.try_take():
+            start()
+        else:
+            self._waiting.add(party, start)
 
     def try_take(self) -> bool:
         """Whether this turn has room, which is then taken. Nobody waits while it has."""
@@ -38,30 +54,40 @@ class Turns:
             return True
         return False
 
+    def _renew(self) -> None:
+        """A new turn, for those who wait."""
+        self._left = self._per_turn
+        while self._waiting and self._left:
+            # What starts may want to enter, and waits for the next turn where this one is full with it.
+            self._left -= 1
+            self._left += not self._waiting.take()()
+        self._renewing = self._left < self._per_turn
+        if self._renewing:
+            self._loop.call_soon(self._renew)
+
+
+class Turns(Lane):
+    """A lane for coroutines that are under way."""
+
     async def take(self, party: bytes = b"") -> None:
         """Returns at once while this turn has room; else in a later turn.
 
-        `party`: who waits for whom, as of `FairLine`. On the way of every sample `try_take` is asked first: a coroutine
-        that waits for nothing costs five times as much.
+        On the way of every sample `try_take` is asked first: a coroutine that waits for nothing costs five times that.
         """
         if self.try_take():
             return
         waiter = self._loop.create_future()
-        self._waiting.add(party, waiter)
+        wake = partial(_wake, waiter)
+        self._waiting.add(party, wake)
         try:
             await waiter
         except asyncio.CancelledError:
-            self._waiting.discard(party, waiter)
+            self._waiting.discard(party, wake)
             raise
 
-    def _renew(self) -> None:
-        """A new turn, for those who wait. Who was cancelled meanwhile takes no room."""
-        self._left = self._per_turn
-        while self._waiting and self._left:
-            waiter = self._waiting.take()
-            if not waiter.done():
-                waiter.set_result(None)
-                self._left -= 1
-        self._renewing = self._left < self._per_turn
-        if self._renewing:
-            self._loop.call_soon(self._renew)
+
+def _wake(waiter: asyncio.Future[None]) -> bool:
+    if waiter.done():
+        return False
+    waiter.set_result(None)
+    return True

@@ -5,7 +5,7 @@ reply, the checks of both) costs more than parsing it. What is taken here is the
 a POST over plain HTTP/1.1 with a length that fits into one read, on a connection with nothing else under way. All else
 goes the way of every other request. Both ways lead to one endpoint, which decides who calls before a body is read.
 
-    head --admitted--> body --whole--> in the lane (lane.py) --its turn--> answered
+    head --admitted--> body --whole--> in the lane (workers/turns.py) --its turn--> answered
        \\--refused: answered at once, and the body is thrown away
 """
 
@@ -155,13 +155,14 @@ class DirectCycle:
         if self._task is None and not self.response_complete:
             self._endpoint.left(self.path)
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
         if self.disconnected:
-            return
+            return False
         protocol = self._protocol
         self._task = protocol.loop.create_task(self._run())
         # Who stops the server waits for it.
         protocol.tasks.add(self._task)
+        return True
 
     async def _run(self) -> None:
         protocol = self._protocol

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from workers.http.direct import Direct
     from workers.http.edge import Edge
-    from workers.http.lane import Lane
+    from workers.turns import Lane
 
 TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 # Names that decide something while the headers still arrive.

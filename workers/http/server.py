@@ -13,8 +13,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from workers.http.accepting import Acceptor
-from workers.http.lane import Lane
 from workers.http.protocol import protocol_class
+from workers.turns import Lane
 
 if TYPE_CHECKING:
     import socket

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import TypeVar
 
-from workers.http.lane import Lane
+from workers.turns import Lane
+
+T = TypeVar("T")
+
+
+def note(started: list[T], what: T) -> bool:
+    started.append(what)
+    return True
 
 
 async def test_what_has_room_starts_at_once() -> None:
     lane, started = Lane(2), list[str]()
-    lane.enter(b"", partial(started.append, "a"))
-    lane.enter(b"", partial(started.append, "b"))
+    lane.enter(b"", partial(note, started, "a"))
+    lane.enter(b"", partial(note, started, "b"))
     assert started == ["a", "b"]
     assert not len(lane)
 
@@ -19,7 +27,7 @@ async def test_what_has_room_starts_at_once() -> None:
 async def test_the_rest_has_the_turns_after() -> None:
     lane, started = Lane(2), list[int]()
     for number in range(5):
-        lane.enter(b"", partial(started.append, number))
+        lane.enter(b"", partial(note, started, number))
     assert (started, len(lane)) == ([0, 1], 3)
     await asyncio.sleep(0)
     assert (started, len(lane)) == ([0, 1, 2, 3], 1)
@@ -30,9 +38,9 @@ async def test_the_rest_has_the_turns_after() -> None:
 async def test_who_comes_later_in_the_turn_waits_behind_those_that_wait() -> None:
     lane, started = Lane(1), list[str]()
     for name in "abc":
-        lane.enter(b"", partial(started.append, name))
+        lane.enter(b"", partial(note, started, name))
     await asyncio.sleep(0)
-    lane.enter(b"", partial(started.append, "d"))
+    lane.enter(b"", partial(note, started, "d"))
     assert started == ["a", "b"]
     for _ in range(2):
         await asyncio.sleep(0)
@@ -42,8 +50,8 @@ async def test_who_comes_later_in_the_turn_waits_behind_those_that_wait() -> Non
 async def test_keys_go_in_turn() -> None:
     lane, started = Lane(1), list[str]()
     for name in ("a1", "a2", "a3", "a4"):
-        lane.enter(b"a", partial(started.append, name))
-    lane.enter(b"b", partial(started.append, "b1"))
+        lane.enter(b"a", partial(note, started, name))
+    lane.enter(b"b", partial(note, started, "b1"))
     for _ in range(4):
         await asyncio.sleep(0)
     assert started == ["a1", "a2", "b1", "a3", "a4"]
@@ -51,22 +59,32 @@ async def test_keys_go_in_turn() -> None:
 
 async def test_a_turn_in_which_nobody_waits_is_whole_again() -> None:
     lane, started = Lane(1), list[str]()
-    lane.enter(b"", partial(started.append, "a"))
+    lane.enter(b"", partial(note, started, "a"))
     # The turn's end, and the loop's rest.
     for _ in range(3):
         await asyncio.sleep(0)
-    lane.enter(b"", partial(started.append, "b"))
+    lane.enter(b"", partial(note, started, "b"))
     assert started == ["a", "b"]
 
 
 async def test_what_starts_may_let_another_in() -> None:
     lane, started = Lane(1), list[str]()
 
-    def first() -> None:
+    def first() -> bool:
         started.append("a")
-        lane.enter(b"", partial(started.append, "b"))
+        lane.enter(b"", partial(note, started, "b"))
+        return True
 
     lane.enter(b"", first)
     assert started == ["a"]
+    await asyncio.sleep(0)
+    assert started == ["a", "b"]
+
+
+async def test_who_has_gone_takes_no_room() -> None:
+    lane, started = Lane(1), list[str]()
+    lane.enter(b"", partial(note, started, "a"))
+    lane.enter(b"", lambda: False)
+    lane.enter(b"", partial(note, started, "b"))
     await asyncio.sleep(0)
     assert started == ["a", "b"]
