@@ -168,6 +168,8 @@ class DirectCycle:
         protocol = self._protocol
         try:
             reply = await self._endpoint.answered(self)
+            # A connection keeps its last request until the next one: thousands that are idle would keep their prompts.
+            self._parts.clear()
             if callable(reply):
                 await self._handed_on().run_asgi(reply)  # type: ignore[arg-type] # typed dicts
                 return

@@ -303,6 +303,17 @@ async def test_an_application_that_is_a_function_serves_many_connections() -> No
             assert (await served.exchange(request("GET", "/", b"", "Connection: close"))).endswith(b"fine")
 
 
+async def test_an_idle_connection_does_not_keep_its_last_body() -> None:
+    async with direct() as bench:
+        client = await bench.connect()
+        await client.send(request("POST", "/echo", LARGE))
+        await read_replies(client, 1)
+        await until(lambda: bench.route.delivered == 1, "delivered")
+        connection = next(iter(bench.served.edge.open))
+        assert connection.cycle.body == b""  # type: ignore[attr-defined] # a protocol
+        client.close()
+
+
 async def test_a_scope_tells_what_asgi_tells() -> None:
     async with direct() as bench:
         await bench.ask(request("POST", "/echo", b"{}", "X-A: 1", "X-A: 2"))
