@@ -388,7 +388,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if not self.pipeline:
             # Paused reading is resumed by the next receive(), which a handler that has its whole body does not call: a
             # client that leaves would not be noticed.
-            self.flow.resume_reading()
+            self._read_on()
 
     # -- after a reply
 
@@ -397,7 +397,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self._watch_closing()
             return
-        self.flow.resume_reading()
+        self._read_on()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._refusal is not None:
@@ -408,6 +408,10 @@ class GatewayProtocol(HttpToolsProtocol):
             # Nobody can tell whether the client will still send the body that it asked about.
             self.transport.close()
             self._watch_closing()
+
+    def _read_on(self) -> None:
+        if self.flow.read_paused:
+            self.flow.resume_reading()
 
     def _wait_for_next(self) -> None:
         self._discarded_bytes = 0
