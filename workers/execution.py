@@ -111,6 +111,7 @@ class Executor:
         elif isinstance(outcome, Fault) and beyond is None:
             other = self._pool.protocols.other(upstream, outcome)
             if other is not None:
+                self._counters.failed_attempt(outcome.kind)
                 outcome = await self._attempt(running, upstream, attempt, other)
         if adapter is not None and isinstance(outcome, Fault) and outcome.model_missing:
             outcome = self._adapters.lost(adapter, upstream, outcome)

@@ -536,6 +536,7 @@ async def test_what_only_generations_refuse_is_asked_by_the_other_endpoint(secon
     assert state is (State.READY if second is None else State.FAILED)
     assert bench.forwarder.paths == [GENERATE, "/v1/completions"]
     assert bench.attempts == ["a1", "a1"]
+    assert (bench.counters.attempts, bench.counters.faults_refused) == (2, 1 if second is None else 2)
     assert not bench.slept_s
     if second is not None:
         assert json.loads(payload) == {"error": "upstream answered 400: n is wrong", "category": "user"}
