@@ -81,7 +81,8 @@ class Forwarder:
         try:
             reply = await self._client.send(origin, _head(start, headers, len(body)), body, exchange)
         except Broken as broken:
-            return self._broken(upstream, broken)
+            # Its future is in the frames that its traceback holds: a circle, with the request's body in it.
+            return self._broken(upstream, broken.with_traceback(None))
         except asyncio.CancelledError:
             upstream.cut_off(exchange, self._clock.monotonic_s())
             raise

@@ -102,6 +102,8 @@ class Running(Changing):
         """Tell the duplicates that wait for it that nobody will know."""
         if self.awaited is not None:
             self.awaited.set_exception(error)
+            # What they raise holds frames that hold this: a circle, with the prompt in it.
+            self.awaited = None
 
     def ending(self) -> Ending | None:
         """What somebody outside has decided it ends with."""

@@ -107,7 +107,8 @@ class _Kept:
             try:
                 return self._ending, await self._settler.write(self._running, self._ending)
             except StoreError as again:
-                error = again
+                # Its traceback holds this frame: a circle, with the payload in it.
+                error = again.with_traceback(None)
 
     async def _take_in(self, error: StoreError) -> Next:
         """Draw the consequences of `error`, and wait."""

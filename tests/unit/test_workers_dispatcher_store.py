@@ -13,9 +13,10 @@ from shared.core.lifecycle import State
 from shared.core.record import Record
 from shared.store.base import StoreError, StoreFull, StoreRefused, StoreUnavailable
 from shared.store.refill import REFILL_S
+from tests.garbage import garbage
 from tests.waiting import until
 from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, REPLY_LOST, WorkerBench, ask_the_store_again_soon, session
-from workers.running import Ending, Phase
+from workers.running import Ending, Phase, Running
 from workers.waiters import Wake
 
 if TYPE_CHECKING:
@@ -88,6 +89,21 @@ async def test_duplicates_of_a_begin_that_failed_fail_as_well(bench: WorkerBench
     results = await asyncio.gather(bench.submit(), bench.submit(), return_exceptions=True)
     assert all(isinstance(result, StoreUnavailable) for result in results), results
     assert bench.holds_nothing()
+
+
+async def test_what_failed_leaves_nothing_for_the_garbage_collector(bench: WorkerBench) -> None:
+    with garbage() as found:
+        bench.store.fail_before = StoreUnavailable("away", maybe_done=False)
+        await asyncio.gather(bench.submit(), bench.submit(), return_exceptions=True)
+        bench.store.fail_before = None
+        await bench.started()
+        bench.store.fail_before = StoreUnavailable("away", maybe_done=False)
+        bench.executor.finish(KEY)
+        before = bench.store.commands
+        await until(lambda: bench.store.commands >= before + 3)
+        bench.store.fail_before = None
+        await bench.dispatcher.wait_idle()
+    assert not [item for item in found if isinstance(item, StoreError | Running)]
 
 
 async def test_a_submission_whose_handler_was_cancelled_is_looked_after(bench: WorkerBench) -> None:

@@ -128,7 +128,8 @@ class Dialler:
             except TimeoutError:
                 raise
             except OSError as error:
-                errors.append(error)
+                # Its traceback holds this frame, which holds the list: a circle.
+                errors.append(error.with_traceback(None))
         raise Broken(BreakKind.CONNECT_REFUSED, "; ".join(map(str, errors)), _common_errno(errors))
 
     async def _connect(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shared.core.errors import GatewayError, Unauthorized
+from tests.garbage import garbage
 from tests.integration.http.edge_server import Application, Client, Served, request, serving_app, status_of
 from tests.waiting import until
 from workers.http.delivery import send_response
@@ -278,19 +278,11 @@ async def test_a_defect_closes_the_connection() -> None:
 @pytest.mark.parametrize("path", ["/echo", "/echo?"])
 async def test_a_connection_leaves_nothing_for_the_garbage_collector(path: str) -> None:
     async with direct() as bench:
-        gc.collect()
-        gc.disable()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
+        with garbage() as left:
             for _ in range(3):
                 await bench.ask(request("POST", path, b"{}"))
             await until(lambda: not bench.served.edge.open, "closed")
-            gc.collect()
-            found = {type(item).__name__ for item in gc.garbage}
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
+        found = {type(item).__name__ for item in left}
         assert not {name for name in found if "Cycle" in name or "Protocol" in name or "Connection" in name}
 
 

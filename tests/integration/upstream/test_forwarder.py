@@ -18,9 +18,12 @@ from shared.core.faults import BreakKind, Fault, FaultClass
 from shared.core.lifecycle import State
 from shared.core.upstream_protocol import ProtocolChoice
 from shared.histogram import count
+from tests.garbage import garbage
 from tests.integration.upstream.lines import Line, line
 from tests.waiting import DEADLINE_S, until
 from workers import upstreams
+from workers.h1.connection import UpstreamConnection
+from workers.h1.exchange import Broken, Exchange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -217,6 +220,20 @@ async def test_an_upstream_that_never_answers(simulator: Simulator, protocol: Pr
         assert (fault.kind, fault.upstream_down) == (FaultClass.AMBIGUOUS, False)
         assert BreakKind.READ_TIMEOUT.value in fault.message
         await until(lambda: simulator.stats()["aborted"] == 1)
+
+
+@pytest.mark.parametrize("kind", ["reset_before_status", "reset_in_body", "refused"])
+async def test_what_broke_leaves_nothing_for_the_garbage_collector(simulator: Simulator, kind: str) -> None:
+    if kind != "refused":
+        simulator.set_faults([{"kind": kind}])
+    with bound() as nobody:
+        async with line(url_of(nobody) if kind == "refused" else simulator.url) as made:
+            await made.fault()
+            with garbage() as found:
+                for _ in range(3):
+                    await made.fault()
+                await asyncio.sleep(0)
+            assert not [item for item in found if isinstance(item, OSError | Broken | Exchange | UpstreamConnection)]
 
 
 async def test_what_is_not_http() -> None:
