@@ -26,6 +26,7 @@ from shared.core.settling import REFUSALS_MOST
 from shared.store.base import Settled, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from shared.store.refill import is_refilling
 from shared.wire.tinker import failure_body
+from workers.fresh_results import FreshResults
 from workers.room import Room
 from workers.running import Ending, Phase, Running, end_all
 from workers.settling import STORE_RETRY_FIRST_S, STORE_RETRY_LONGEST_S, Settler
@@ -84,6 +85,7 @@ class Dispatcher:
         self._settlements = settlements
         self._settler = Settler(store, clock, settings.undelivered_ttl_s, self._hold, self._note_full)
         self.room = Room(tenants, counters, settings)
+        self.fresh = FreshResults(settings.undelivered_ttl_s)
         self._running: dict[SampleKey, Running] = {}
         self._by_session: dict[str, set[Running]] = {}
         self._full_until_s = 0.0
@@ -303,7 +305,9 @@ class Dispatcher:
             # Its result may have been written after all, before it was cancelled: whoever waits must look.
             self._waiters.settled(key, None)
             return
-        self._waiters.settled(key, Record(Header(ending.state, running.claim), memoryview(ending.payload)))
+        record = Record(Header(ending.state, running.claim), memoryview(ending.payload))
+        if not self._waiters.settled(key, record) and settled is not None:
+            self.fresh.keep(key, record, settled_s)
 
     # -- ending samples from outside ----------------------------------------------------------------------------
 

@@ -113,6 +113,7 @@ class Housekeeping:
 
     async def tend_store(self) -> None:
         """One turn: lease, inbox, list of upstreams, sessions, reaping. Raises `StoreError`."""
+        self._deps.dispatcher.fresh.drop_stale(self._deps.clock.monotonic_s())
         await self._renew()
         with suppress(StoreError):
             # On a cluster it may be on a node that is away, and the other duties on those that are not.

@@ -163,12 +163,14 @@ class Waiters:
         if not waiting:
             self._logs.pop(session_key, None)
 
-    def settled(self, key: SampleKey, record: Record | None) -> None:
-        """A sample settled in this worker; `record` spares the polls that wait here a read."""
+    def settled(self, key: SampleKey, record: Record | None) -> bool:
+        """A sample settled in this worker; `record` spares the polls that wait here a read. Whether any did."""
         what = Wake.LOOK if record is None else record
-        for waiter in self._samples.get(key, ()):
+        waiting = self._samples.get(key, ())
+        for waiter in waiting:
             waiter.wake(what)
         self._wake_log(key.session_key)
+        return bool(waiting)
 
     def announced(self, session_key: str, seq_ids: Sequence[int]) -> None:
         """Another worker says that these settled."""

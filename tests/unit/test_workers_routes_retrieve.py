@@ -248,10 +248,28 @@ async def test_trouble_with_the_store_is_a_held_poll() -> None:
     assert (await bench.poll_session()).json == {"completions": [], "cursor": 0}
 
 
+async def test_a_poll_right_behind_its_result_needs_no_store(bench: AppBench) -> None:
+    finished = await settled(bench, Ending(State.READY, b"result"))
+    bench.store.fail_before = AWAY
+    assert (await bench.retrieve(finished)).body == b"result"
+    bench.store.fail_before = None
+    before = bench.store.commands
+    assert (await bench.retrieve(finished)).body == b"result"
+    assert bench.store.commands > before
+
+
+async def test_a_poll_after_the_result_was_forgotten_is_told_so_by_the_store(bench: AppBench) -> None:
+    finished = await settled(bench, Ending(State.READY, b"result"))
+    bench.clock.advance(bench.settings.undelivered_ttl_s + 1.0)
+    assert (await bench.retrieve(finished)).status == 410
+
+
 async def test_a_held_poll_is_answered_when_the_store_is_back(bench: AppBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A9, C3"""
     monkeypatch.setattr(futures, "_STORE_RETRY_S", 0.001)
     finished = await settled(bench, Ending(State.READY, b"result"))
+    # The first poll has it from the worker, the next ones from the store.
+    await bench.retrieve(finished)
     bench.store.fail_before = AWAY
     polls = [asyncio.create_task(bench.retrieve(finished)), asyncio.create_task(bench.poll_session())]
     before = bench.store.commands

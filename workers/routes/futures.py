@@ -68,6 +68,9 @@ def _find(deps: Deps, request_id: str, caller: Caller) -> tuple[SamplingSession,
 
 async def _await_record(deps: Deps, request: Request, key: SampleKey) -> Record | Wake | None:
     """The settled record, None when there is none at all, or why the poll ends without."""
+    fresh = deps.dispatcher.fresh.take(key, deps.clock.monotonic_s())
+    if fresh is not None:
+        return fresh
     waiter = deps.waiters.sample_waiter(key, deps.live.settings.poll_timeout_s)
     client_lost = waiter.client_lost
     request.connection.add_lost_callback(client_lost)
