@@ -60,7 +60,8 @@ class Lane:
         while self._waiting and self._left:
             # What starts may want to enter, and waits for the next turn where this one is full with it.
             self._left -= 1
-            self._left += not self._waiting.take()()
+            if not self._waiting.take()():
+                self._left += 1
         self._renewing = self._left < self._per_turn
         if self._renewing:
             self._loop.call_soon(self._renew)

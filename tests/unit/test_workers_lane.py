@@ -81,6 +81,20 @@ async def test_what_starts_may_let_another_in() -> None:
     assert started == ["a", "b"]
 
 
+async def test_what_is_let_in_by_what_had_to_wait_takes_room() -> None:
+    lane, started = Lane(2), list[str]()
+
+    def first() -> bool:
+        lane.enter(b"", partial(note, started, "c"))
+        return note(started, "b")
+
+    for start in (partial(note, started, "a"), partial(note, started, "a"), first, partial(note, started, "d")):
+        lane.enter(b"", start)
+    await asyncio.sleep(0)
+    # Two in this turn, one of them within the other.
+    assert (started, len(lane)) == (["a", "a", "c", "b"], 1)
+
+
 async def test_who_has_gone_takes_no_room() -> None:
     lane, started = Lane(1), list[str]()
     lane.enter(b"", partial(note, started, "a"))
