@@ -14,6 +14,7 @@ from gateway.bench.procfs import ProcessUsage
 from gateway.bench.usage import UsageLedger
 from gateway.bench.watch import Observations, probed
 from tests.bench_made import client, facts_of
+from tests.waiting import until
 
 
 def usage(cpu_seconds: float, rss_bytes: int = 0, fds: int = 0) -> ProcessUsage:
@@ -89,7 +90,8 @@ def test_our_own_process_has_cpu_memory_and_descriptors() -> None:
 async def test_children_are_found_by_their_name() -> None:
     child = await asyncio.create_subprocess_exec("sleep", "60")
     try:
-        assert procfs.children_named(os.getpid(), ("sleep",)) == [child.pid]
+        # The kernel closes what tells of a program's start before it gives the process its name.
+        await until(lambda: procfs.children_named(os.getpid(), ("sleep",)) == [child.pid])
         assert procfs.children_named(os.getpid(), ("sleepless",)) == []
     finally:
         child.kill()
