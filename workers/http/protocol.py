@@ -1,6 +1,6 @@
 """uvicorn's httptools protocol, with the bounds that it lacks.
 
-uvicorn parses, builds scopes and runs the application. What is ours:
+uvicorn runs the application and sends what it says. What is ours:
 
 - **Limits while parsing.** httptools keeps a header to itself until the next one begins, so besides counting what it
   hands over we bound what it swallows without handing anything over.
@@ -11,7 +11,6 @@ uvicorn parses, builds scopes and runs the application. What is ours:
 - **Deadlines.** See deadlines.py. They replace uvicorn's keep-alive timer, which outlives a connection that was reset.
 - **Refusals** are JSON, wait for their turn when an earlier request is still being answered, and are followed by a
   lingering close so that the client can read them. Nobody logs them.
-
 - **Direct requests.** Those of the hot routes do without ASGI: see direct.py.
 
 A request is in one phase at a time:
