@@ -68,7 +68,7 @@ async def with_lost(deps: Deps, session: SamplingSession, clone_id: int, page: L
 async def _remembered(deps: Deps, session_key: str, clone_id: int) -> set[int]:
     """The seq_ids of the client's samples that this worker runs, or has settled."""
     running = [running.key for running in deps.dispatcher.all_running()]
-    settled = [key for key, _ in deps.settlements.claims()]
+    settled = deps.settlements.keys()
     known: set[int] = set()
     async for keys in in_turns(chain(running, settled), _COMPARED_AT_ONCE):
         known |= {key.seq_id for key in keys if key.session_key == session_key and key.clone_id == clone_id}

@@ -18,7 +18,7 @@ def test_what_was_fetched_is_forgotten() -> None:
     for number in range(3):
         settlements.add(key(number), CLAIM, float(number))
     settlements.fetched([key(1), key(99)])
-    assert settlements.claims() == [(key(0), CLAIM), (key(2), CLAIM)]
+    assert list(settlements.claims()) == [(key(0), CLAIM), (key(2), CLAIM)]
 
 
 def test_the_due_are_taken_once_and_oldest_first() -> None:
@@ -28,6 +28,27 @@ def test_the_due_are_taken_once_and_oldest_first() -> None:
     assert settlements.take_settled_before(3.0) == [key(0), key(1), key(2)]
     assert settlements.take_settled_before(3.0) == []
     assert len(settlements) == 2
+    assert settlements.keys() == [key(3), key(4)]
+
+
+def test_claims_come_out_as_they_went_in() -> None:
+    settlements = Settlements()
+    claims = [CLAIM, Claim("fedcba9876543210", 65_535, 2**32 - 1, bytes(range(16)))]
+    for number, claim in enumerate(claims):
+        settlements.add(key(number), claim, 1e9 + number / 7)
+    assert [claim for _, claim in settlements.claims()] == claims
+    assert settlements.handed_over(key(1)) == 1e9 + 1 / 7
+
+
+def test_what_is_fetched_while_claims_are_read_disturbs_nobody() -> None:
+    settlements = Settlements()
+    for number in range(3):
+        settlements.add(key(number), CLAIM, 0.0)
+    claims = settlements.claims()
+    next(claims)
+    settlements.fetched([key(1)])
+    settlements.add(key(3), CLAIM, 0.0)
+    assert [found for found, _ in claims] == [key(1), key(2)]
 
 
 def test_memory_is_bounded_by_forgetting_the_oldest() -> None:
