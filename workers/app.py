@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from workers import responses
-from workers.endpoint import Endpoint, OpenAiEndpoint
+from workers.endpoint import Endpoint, OpenAiEndpoint, StandingReply
 from workers.routes import futures, openai, sampling, service, training
 
 if TYPE_CHECKING:
@@ -70,13 +70,15 @@ OPENAI: Final[tuple[Route_, ...]] = (
 class PublicApp:
     """ASGI: `routes` is the dictionary of the hot ones, `starlette` serves the rest.
 
-    `direct`: the hot ones by method and target, for a server that can do without ASGI.
+    For a server that can do without ASGI: `direct` are the hot ones by method and target, `standing` is health, which
+    is to be answered before anything else even in the midst of thousands.
     """
 
     def __init__(self, deps: Deps) -> None:
         make = partial(_endpoint, deps)
         self.routes = {(method, API + path): make(handler, turns=deps.turns) for method, path, handler in HOT}
         self.direct = {(method.encode(), path.encode()): route for (method, path), route in self.routes.items()}
+        self.standing = {(b"GET", f"{API}/healthz".encode()): StandingReply(service.HEALTHY, deps.counters)}
         self.starlette = _starlette(make, deps.counters, (*ROUTED, *(UNTRAINED if deps.trainer is None else TRAINED)))
         self._elsewhere = make(training.pass_on, streamed=True)
         self._nowhere = self.starlette.router.default

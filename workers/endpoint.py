@@ -222,6 +222,19 @@ class OpenAiEndpoint(Endpoint):
         return responses.openai_refusal(error)
 
 
+class StandingReply:
+    """Always the same reply, whoever asks: `direct.Standing`."""
+
+    def __init__(self, reply: Reply, counters: Counters) -> None:
+        self._reply = reply
+        self._counters = counters
+
+    def reply(self) -> Reply:
+        self._counters.http_requests += 1
+        self._counters.answered(self._reply.status)
+        return self._reply
+
+
 async def _nothing_more() -> Message:
     return {"type": "http.disconnect"}
 

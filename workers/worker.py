@@ -122,6 +122,7 @@ class Worker:
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
             direct=app.direct,
+            standing=app.standing,
         )
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine
 
-# At most so many in a turn beside the loop's own: some 5 ms, after which the others have theirs.
-_IN_ONE_TURN: Final = 256
+# At most so many in a turn beside the loop's own: some 5 ms with what they have sent, and the others have theirs.
+_IN_ONE_TURN: Final = 64
 
 
 class Acceptor:
@@ -36,7 +36,6 @@ class Acceptor:
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
-        self._looks = False
         self._taking: set[asyncio.Task[None]] = set()
         # Sockets turn their family and type into enums each time they are asked, five times for each connection: as
         # attributes of a class they make accepting a fifth cheaper.
@@ -64,13 +63,14 @@ class Acceptor:
         await asyncio.gather(*self._taking, return_exceptions=True)
 
     def _first(self) -> asyncio.Protocol:
-        if not self._looks:
-            self._looks = True
-            self._loop.call_soon(self._take_waiting)
+        # Now, while the loop looks at its sockets: those taken are connected in this turn, as the first one is.
+        try:
+            self._take_waiting()
+        except Exception as error:  # in the loop's own hands it would end the server
+            self._loop.call_exception_handler({"message": "a connection could not be taken", "exception": error})
         return self._protocol()
 
     def _take_waiting(self) -> None:
-        self._looks = False
         if self._server is None:
             return
         for _ in range(_IN_ONE_TURN):

@@ -67,6 +67,12 @@ class Direct(Protocol):
         ...
 
 
+class Standing(Protocol):
+    """What has its reply ready, whoever asks."""
+
+    def reply(self) -> Reply: ...
+
+
 class DirectCycle:
     """One request and its reply; to the protocol what a `GatewayCycle` is."""
 
@@ -201,17 +207,22 @@ class DirectCycle:
 
     def _write(self, reply: Reply) -> None:
         self.response_started = True
-        transport, body = self._protocol.transport, reply.body
-        opening = _opening(reply.status, reply.content_type)
-        ending = b"" if self.keep_alive else b"connection: close\r\n"
-        if len(body) < SCATTER_FROM_BYTES:
-            transport.write(b"".join((b"%b%d\r\n%b\r\n" % (opening, len(body), ending), body)))
-        else:
-            transport.writelines((b"%b%d\r\n%b\r\n" % (opening, len(body), ending), body))
+        write_reply(self._protocol.transport, reply, keep_alive=self.keep_alive)
         self.response_complete = True
-        if not self.keep_alive:
-            transport.close()
         self._protocol.on_response_complete()
+
+
+def write_reply(transport: asyncio.Transport, reply: Reply, *, keep_alive: bool) -> None:
+    """All of it; and ends the connection where it is not kept."""
+    body = reply.body
+    opening = _opening(reply.status, reply.content_type)
+    ending = b"" if keep_alive else b"connection: close\r\n"
+    if len(body) < SCATTER_FROM_BYTES:
+        transport.write(b"".join((b"%b%d\r\n%b\r\n" % (opening, len(body), ending), body)))
+    else:
+        transport.writelines((b"%b%d\r\n%b\r\n" % (opening, len(body), ending), body))
+    if not keep_alive:
+        transport.close()
 
 
 @lru_cache(maxsize=64)

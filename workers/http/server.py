@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from workers.http.direct import Direct
+    from workers.http.direct import Direct, Standing
     from workers.http.edge import Edge
 
 # Direct requests in one turn of the event loop: a millisecond or two.
@@ -47,12 +47,16 @@ class PublicServer:
         tls_cert: str | None = None,
         tls_key: str | None = None,
         direct: Mapping[tuple[bytes, bytes], Direct] | None = None,
+        standing: Mapping[tuple[bytes, bytes], Standing] | None = None,
     ) -> None:
-        """`direct`: what is answered without ASGI, by method and target; `app` serves those, too."""
+        """`direct`: what is answered without ASGI, by method and target; `standing`: what always has the same reply.
+
+        `app` serves both, too.
+        """
         self._lane = Lane(_STARTED_PER_TURN)
         self._config = uvicorn.Config(
             app,
-            http=protocol_class(edge, direct, self._lane),
+            http=protocol_class(edge, direct, standing, self._lane),
             ws="none",
             lifespan="off",
             access_log=access_log,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # A heartbeat is answered well within the SDK's 10 s even when the store is not; the next one comes in 10 s.
 _HEARTBEAT_STORE_S: Final = 2.0
+HEALTHY: Final = responses.ok(b'{"status":"ok"}')
 
 
 async def client_config(deps: Deps, request: Request) -> Reply:
@@ -83,4 +84,4 @@ async def server_capabilities(deps: Deps, request: Request) -> Reply:
 
 
 async def healthz(deps: Deps, request: Request) -> Reply:
-    return responses.ok(b'{"status":"ok"}')
+    return HEALTHY

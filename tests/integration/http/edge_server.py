@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from workers.http.direct import Direct
+    from workers.http.direct import Direct, Standing
 
 MIB = 1024 * 1024
 
@@ -97,6 +97,13 @@ class Served:
         sock = socket.socket()
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
+        return Client(sock)
+
+    def connect_saying(self, data: bytes) -> Client:
+        """The bytes are there before the server hears of the connection: nothing else runs meanwhile."""
+        sock = socket.create_connection(("127.0.0.1", self.port))
+        sock.sendall(data)
+        sock.setblocking(False)
         return Client(sock)
 
     async def exchange(self, data: bytes) -> bytes:
@@ -178,12 +185,15 @@ async def serving_app(
     *,
     tls_files: tuple[str, str] | None = None,
     direct: Mapping[tuple[bytes, bytes], Direct] | None = None,
+    standing: Mapping[tuple[bytes, bytes], Standing] | None = None,
 ) -> AsyncIterator[Served]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     edge = Edge(limits or HttpLimits())
     tls_cert, tls_key = tls_files or (None, None)
-    server = PublicServer(app, listener, edge, backlog=1024, tls_cert=tls_cert, tls_key=tls_key, direct=direct)
+    server = PublicServer(
+        app, listener, edge, backlog=1024, tls_cert=tls_cert, tls_key=tls_key, direct=direct, standing=standing
+    )
     await server.start()
     try:
         yield Served(edge, server, listener.getsockname()[1])
