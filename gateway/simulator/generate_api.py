@@ -6,7 +6,7 @@ import base64
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import orjson
+import numpy as np
 
 from gateway.simulator import render as completions
 from gateway.simulator import tokens as oracle
@@ -14,6 +14,8 @@ from gateway.simulator.ask import Refused, read_ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from gateway.simulator.ask import Ask, Served
     from gateway.simulator.completion import Choice
@@ -34,14 +36,14 @@ def read(document: Any, served: Served, max_num_seqs: int = 0) -> Ask:
     return replace(ask, return_prompt=bool(document.get("return_token_ids")), image_places=tuple(places))
 
 
-def _expanded(document: dict[str, Any]) -> tuple[list[int], list[tuple[int, int]]]:
+def _expanded(document: dict[str, Any]) -> tuple[Sequence[int] | NDArray[np.int64], list[tuple[int, int]]]:
     """The prompt with its images in their places. Nothing is fetched."""
-    parts = document.get("content_parts")
+    parts, ids = document.get("content_parts"), document["token_ids"]
     if not parts:
-        return document["token_ids"], []
+        return ids, []
     try:
         images = [_image(part["url"]) for part in parts if part["type"] == "image_url"]
-        return oracle.expanded(document["token_ids"], images)
+        return oracle.expanded(ids if isinstance(ids, list) else ids.tolist(), images)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Refused(400, f"Failed to apply prompt replacement for mm_items: {error}") from None
 
@@ -56,7 +58,7 @@ def _image(url: str) -> bytes:
 def _require_fields(document: Any) -> None:
     """In the words of the framework in front of vLLM, which names the first that is missing."""
     fields = document if isinstance(document, dict) else {}
-    for name, kind in (("token_ids", list), ("sampling_params", dict)):
+    for name, kind in (("token_ids", (list, np.ndarray)), ("sampling_params", dict)):
         if not isinstance(fields.get(name), kind):
             place = f"body.{name}"
             said = f"'type': 'missing', 'loc': '{place}', 'msg': 'Field required'"
@@ -75,7 +77,7 @@ def as_completion(document: Any, max_model_len: int) -> Any:
 
 
 def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int) -> bytes:
-    return orjson.dumps(
+    return completions.dumps(
         {
             "request_id": f"generate-tokens-{request_id}",
             "model": ask.model,
@@ -83,7 +85,7 @@ def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int)
             "usage": completions.usage(ask, choices),
             "prompt_logprobs": completions.prompt_logprobs(ask) if ask.prompt_logprobs is not None else None,
             "prompt_token_id_logprobs": None,
-            "prompt_token_ids": ask.prompt.tolist() if ask.return_prompt else None,
+            "prompt_token_ids": ask.prompt if ask.return_prompt else None,
             "mm_placeholders": _places(ask) if ask.return_prompt else None,
             "metrics": None,
             "kv_transfer_params": None,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def completion(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int) -> bytes:
     """The body of a 200 to `/v1/completions`."""
-    return orjson.dumps(
+    return dumps(
         {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
@@ -35,6 +35,11 @@ def completion(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: 
             "metrics": None,
         }
     )
+
+
+def dumps(document: Any) -> bytes:
+    """With arrays as lists."""
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def usage(ask: Ask, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -61,7 +66,7 @@ def _choice(ask: Ask, index: int, choice: Choice) -> dict[str, Any]:
         "stop_reason": choice.stop_reason,
         "token_ids": ids if ask.return_token_ids else None,
         "prompt_logprobs": prompt_logprobs(ask) if ask.prompt_logprobs is not None else None,
-        "prompt_token_ids": ask.prompt.tolist() if ask.return_token_ids else None,
+        "prompt_token_ids": ask.prompt if ask.return_token_ids else None,
         "routed_experts": None,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gateway.simulator.ask import Ask, Refused, Served, parse, read_ask
@@ -148,3 +149,69 @@ def test_a_whole_request() -> None:
     assert (ask.stop, ask.stop_token_ids) == (("x",), frozenset({3}))
     assert ask.ignore_eos and ask.return_token_ids and not ask.tokens_as_ids
     assert ask.prompt.tolist() == [10, 11, 12]
+
+
+LONG = [number % 32_000 for number in range(3_000)]
+
+
+@pytest.mark.parametrize("name", ["prompt", "token_ids"])
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_a_long_prompt_is_read_as_a_short_one(name: str, separators: tuple[str, str]) -> None:
+    document = {"model": "tiny", name: LONG, "max_tokens": 7, "stop": ["x", '"prompt":[1]']}
+    read = parse(json.dumps(document, separators=separators).encode())
+    assert {**read, name: list(read[name])} == document
+    assert isinstance(read[name], np.ndarray) == (separators == (",", ":"))
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [*LONG, True],
+        [*LONG, 1.5],
+        [*LONG, 2**63],
+        [*LONG, 2**70],
+        [*LONG, None],
+        [*LONG, "1"],
+        [LONG, LONG],
+        [*LONG, [1]],
+        " ".join(map(str, LONG)),
+    ],
+    ids=["bool", "float", "64 bits", "70 bits", "null", "text", "lists", "a list", "words"],
+)
+def test_a_long_prompt_of_anything_else_stays_what_it_is(prompt: Any) -> None:
+    document = {"model": "tiny", "prompt": prompt}
+    assert parse(json.dumps(document, separators=(",", ":")).encode()) == document
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":{"prompt":[%b]},"prompt":[]}',
+        b'{"prompt":[],"prompt":[%b]}',
+        b'{"prompt":[%b],"prompt":[]}',
+        b'[{"prompt":[%b]}]',
+    ],
+)
+def test_where_a_long_prompt_stands_matters(body: bytes) -> None:
+    body %= ",".join(map(str, LONG)).encode()
+    assert parse(body) == json.loads(body)
+
+
+@pytest.mark.parametrize("inside", ["1,,", "1,", ",1", "01", "1]2", '"'])
+def test_a_long_prompt_that_is_no_json_is_refused(inside: str) -> None:
+    body = json.dumps({"prompt": LONG}).replace("]", f",{inside}]").encode()
+    with pytest.raises(Refused) as caught:
+        parse(body.replace(b" ", b""))
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("wrong", [-5, 32_000])
+def test_a_long_prompt_is_refused_in_the_words_for_a_short_one(wrong: int) -> None:
+    told = [refusal(prompt=[*LONG[:place], wrong]) for place in (3, 2_000)]
+    body = json.dumps({**REQUEST, "prompt": [*LONG[:2_000], wrong]}, separators=(",", ":")).encode()
+    read = parse(body)
+    assert isinstance(read["prompt"], np.ndarray)
+    with pytest.raises(Refused) as caught:
+        read_ask(read, SERVED)
+    assert caught.value.body["error"] == told[1]
+    assert told[1] == json.loads(json.dumps(told[0]).replace("prompt.3", "prompt.2000"))
