@@ -61,10 +61,7 @@ class Housekeeping:
         self._restart_seen_s: float | None = None
         self._must_refill = False
         self._roll = RollCall(owner, settings.lease_s)
-        self._waits_for_others = False
         self._hurry = asyncio.Event()
-        # When others that may have as much to tell as this worker had should be done, where they are not known by name.
-        self._window_end_s = float("-inf")
         self._renewed_s = float("-inf")
         self._tended_s = float("-inf")
         deps.dispatcher.on_loss = self.doubt
@@ -159,7 +156,6 @@ class Housekeeping:
             # Noted before it is tried: the lease is back with this turn, the samples only when all are entered.
             self._must_refill = True
             self._roll.begin(clock.monotonic_s())
-            self._waits_for_others = True
             self._deps.dispatcher.expect_refill(self._lease_s)
             self._deps.dispatcher.meet_restart(restarted_s)
         elif not self._held_lease:
@@ -186,9 +182,9 @@ class Housekeeping:
         await self._refill()
         await self._answer_roll(run)
         self._must_refill = False
-        window_s = max(self._deps.clock.monotonic_s() - began_s, others_need_s)
-        self._window_end_s = self._deps.clock.monotonic_s() + window_s
-        self._deps.dispatcher.expect_refill(max(window_s, self._roll.left_s(self._deps.clock.monotonic_s())))
+        now_s = self._deps.clock.monotonic_s()
+        window_s = max(now_s - began_s, others_need_s)
+        self._deps.dispatcher.expect_refill(self._roll.has_told(now_s, window_s))
         await self._deps.store.note_refill(self._owner, window_s=max(window_s, REFILL_S))
 
     async def _answer_roll(self, run: bytes) -> None:
@@ -205,12 +201,9 @@ class Housekeeping:
             # Lost once more, or struck off by somebody who took this worker for dead.
             self._must_refill = True
             self._hurry.set()
-        self._roll.look(roll, self._deps.clock.monotonic_s())
-        if self._roll.awaited:
-            self._deps.dispatcher.expect_refill(self._roll.left_s(self._deps.clock.monotonic_s()))
-        elif self._waits_for_others:
-            self._waits_for_others = False
-            self._deps.dispatcher.expect_refill(self._window_end_s - self._deps.clock.monotonic_s())
+        left_s = self._roll.look(roll, self._deps.clock.monotonic_s())
+        if left_s is not None:
+            self._deps.dispatcher.expect_refill(left_s)
 
     async def _refill(self) -> None:
         """A store that was emptied learns what runs, so that its polls find it pending instead of gone, and what is

@@ -5,6 +5,8 @@ How long that worker takes is its own affair: its loop may be busy for seconds. 
 worker answers the roll of each server it finds (`Store.answer_roll`) once all it runs is entered there; those who had
 answered the server before are waited for, until they answer this one, are known to be gone, or a lease is over: who
 has not come back by then is reaped.
+
+A worker does not know all others by name: those that began after its last look are given as long as it took itself.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ class RollCall:
         self._peers: frozenset[str] = frozenset()
         self._awaited: frozenset[str] = frozenset()
         self._until_s = float("-inf")
+        # Whether what `look` returns once nobody is awaited is still to be told.
+        self._waits_for_unnamed = False
+        self._unnamed_until_s = float("-inf")
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -51,8 +56,27 @@ class RollCall:
         """The store has lost data."""
         self._awaited |= self._peers
         self._until_s = now_s + self._lease_s
+        self._waits_for_unnamed = True
 
-    def look(self, roll: Roll, now_s: float) -> None:
+    def has_told(self, now_s: float, unnamed_need_s: float) -> float:
+        """All that this worker runs is entered: for how long what is missing may still be on its way.
+
+        `unnamed_need_s`: how long others take that are not known by name, but may have as much to tell.
+        """
+        self._unnamed_until_s = now_s + unnamed_need_s
+        return max(unnamed_need_s, self.left_s(now_s))
+
+    def look(self, roll: Roll, now_s: float) -> float | None:
+        """For how long what is missing may still be on its way, not above 0 when that is over; None: as told before."""
+        self._strike_off(roll, now_s)
+        if self._awaited:
+            return self.left_s(now_s)
+        if not self._waits_for_unnamed:
+            return None
+        self._waits_for_unnamed = False
+        return self._unnamed_until_s - now_s
+
+    def _strike_off(self, roll: Roll, now_s: float) -> None:
         """Whoever died while nobody could be told of it is known by `roll.gone`."""
         if self._owner not in roll.answered:
             # It has lost its data once more, or is another one: nothing that it says of others counts.
