@@ -187,8 +187,9 @@ class Executor:
                     await asyncio.wait([worked])
 
     def _judge(self, upstream: Upstream | None, fault: Fault, budget: retry.Budget) -> retry.Decision:
-        self._counters.failed_attempt(fault.kind)
+        # A sample that waits for its adapter, for example, has made no attempt.
         if upstream is not None:
+            self._counters.failed_attempt(fault.kind)
             self._pool.failed(upstream, fault)
         decision = retry.decide(fault, budget, self._policy, self._clock.monotonic_s(), self._rng_unit())
         if isinstance(decision, retry.Wait) and fault.kind is not FaultClass.NEVER_EXECUTED:
@@ -218,7 +219,7 @@ def _log_fault(running: Running, upstream: Upstream | None, fault: Fault, attemp
     if log.isEnabledFor(logging.DEBUG):
         asked = upstream.url if upstream is not None else None
         fields = {"request_id": running.request_id, "attempt": attempt, "upstream": asked}
-        log.debug("attempt failed", extra={**fields, "class": fault.kind.value})
+        log.debug("attempt failed" if asked else "nobody was asked", extra={**fields, "class": fault.kind.value})
 
 
 def _headers(running: Running, call: vllm.UpstreamCall, attempt: int) -> dict[str, str]:

@@ -334,13 +334,17 @@ async def test_what_is_done_about_faults(
     assert bench.counters.reexecutions == reexecutions
 
 
+def faults_of(bench: Bench) -> dict[str, int]:
+    """How often by class; those that were."""
+    counts = bench.counters.snapshot().items()
+    return {name.removeprefix("faults_"): count for name, count in counts if name.startswith("faults_") and count}
+
+
 async def test_faults_are_counted_by_their_class() -> None:
     bench = Bench(BUSY, RESET, ABORTED, CUT)
     await bench.execute()
-    told = bench.counters.snapshot()
-    counts = {name: count for name, count in told.items() if name.startswith("faults_") and count}
     expected = {"never_executed": 1, "interrupted": 1, "aborted": 1, "ambiguous": 1}
-    assert counts == {f"faults_{name}": count for name, count in expected.items()}
+    assert faults_of(bench) == expected
 
 
 @pytest.mark.parametrize(("status", "failures"), [(400, 0), (404, 0), (403, 1), (500, 1)])
@@ -446,6 +450,17 @@ async def test_an_adapter_that_never_comes_fails_the_sample_in_its_own_time() ->
     assert bench.forwarder.asked == []
 
 
+async def test_waiting_for_an_adapter_is_no_failed_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    """No upstream was asked for the sample, so none has failed; once one is asked, what it says counts."""
+    caplog.set_level(logging.DEBUG, "workers.execution")
+    bench = Bench(BUSY)
+    bench.adapters.faults = [MISSING, MISSING, None]
+    assert (await bench.execute(target=ADAPTED))[0] is State.READY
+    assert faults_of(bench) == {"never_executed": 1}
+    assert bench.counters.attempts == 2
+    assert [record.message for record in caplog.records] == ["nobody was asked"] * 2 + ["attempt failed"]
+
+
 async def test_an_upstream_that_lost_an_adapter_is_no_end_for_the_sample() -> None:
     """It was restarted: the adapter is placed again."""
     refused = Fault(FaultClass.REFUSED, "upstream answered 404: no such model", Category.USER, model_missing=True)
@@ -504,6 +519,7 @@ async def test_what_nobody_can_be_asked_is_never_sent() -> None:
     assert json.loads(payload)["category"] == "user"
     assert "--upstream-protocol" in json.loads(payload)["error"]
     assert not bench.forwarder.asked
+    assert faults_of(bench) == {}
 
 
 async def test_a_long_stop_list_is_sent_whole() -> None:
