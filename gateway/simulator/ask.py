@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
-import simdjson
 
 from gateway.simulator import tokens as oracle
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from types import ModuleType
 
     from numpy.typing import NDArray
+
+simdjson: ModuleType | None
+try:
+    import simdjson
+except ImportError:  # CPython without a wheel
+    simdjson = None
 
 # vLLM's, when a request has none.
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -70,12 +76,15 @@ class Served:
 
 
 def parse(body: bytes) -> Any:
-    """A long prompt of nothing but integers is an int64[P], all else what Python makes of JSON. Raises `Refused`."""
-    long = _with_long_prompt(body) if len(body) >= _LONG_BYTES else None
+    """A long prompt of nothing but integers is an int64[P], all else what Python makes of JSON. Raises `Refused`.
+
+    Where there is no pysimdjson a long prompt is a list, too.
+    """
+    long = _with_long_prompt(body, simdjson) if simdjson is not None and len(body) >= _LONG_BYTES else None
     return long if long is not None else _parse(body)
 
 
-def _with_long_prompt(body: bytes) -> dict[str, Any] | None:
+def _with_long_prompt(body: bytes, simdjson: ModuleType) -> dict[str, Any] | None:
     """None for what is not plainly that."""
     for name in _PROMPTS:
         opening = b'"%b":[' % name.encode()

@@ -171,6 +171,33 @@ def test_wheel_holds_the_rooms_and_nothing_else() -> None:
     assert project["project"]["name"] == DISTRIBUTION
 
 
+def imported_at_once(tree: ast.Module) -> set[str]:
+    """Packages without which the module cannot be imported; those within a `try` or a function are not among them."""
+    plain: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {name.partition(".")[0] for name in imports_of(ast.Module(plain, []))}
+
+
+def test_what_some_pythons_lack_is_not_needed() -> None:
+    """A dependency with a condition, like one without a wheel for every Python, is missing where that does not hold."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    conditional = [line for line in project["project"]["dependencies"] if ";" in line]
+    distributions = {re.split(r"[^\w.-]", line)[0] for line in conditional}
+    assert distributions, "there is nothing to check: this test can go"
+    packages = {package for package, of in packages_distributions().items() if distributions & set(of)}
+    found = [
+        f"{name} needs {packages & used}"
+        for name, path in all_modules()
+        if packages & (used := imported_at_once(tree_of(path)))
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("code", ["import a.b", "from a import b", "from a.b import c"])
+def test_an_import_without_condition_is_found(code: str) -> None:
+    assert imported_at_once(ast.parse(code)) == {"a"}
+    assert not imported_at_once(ast.parse(f"try:\n    {code}\nexcept ImportError:\n    pass"))
+
+
 def committed_files() -> list[Path]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode:
