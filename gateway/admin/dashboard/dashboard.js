@@ -85,6 +85,14 @@ function facts(id, rows) {
     element("tr", "", element("th", "", title), element("td", "number", value))));
 }
 
+/** Left alone while it says the same: an operator may be copying a sentence of it. */
+function sentences(id, said) {
+  const list = $(id);
+  const shown = [...list.children].map((each) => each.textContent);
+  if (shown.length === said.length && said.every((sentence, i) => sentence === shown[i])) return;
+  list.replaceChildren(...said.map((sentence) => element("li", "", sentence)));
+}
+
 function sparkline(values) {
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("viewBox", `0 0 ${HISTORY - 1} 20`);
@@ -276,9 +284,10 @@ function drawKeys({ keys }) {
 function drawHealth(ready, status) {
   const { gateway } = status;
   $("identity").textContent = `${gateway.url}, version ${gateway.version}, since ${gateway.started_at.replace("T", " ")}`;
-  const said = [...ready.reasons, ...ready.warnings];
-  $("reasons").hidden = said.length === 0;
-  $("reasons").replaceChildren(...said.map((reason) => element("li", "", reason)));
+  $("reasons").hidden = ready.reasons.length === 0;
+  sentences("reasons", ready.reasons);
+  $("warned").hidden = status.warnings.length === 0;
+  sentences("warnings", status.warnings);
   showHealth(ready.ready ? "ready" : "not ready", ready.ready ? "good" : "bad");
 }
 

@@ -1,0 +1,117 @@
+"""The dashboard in a real browser before a status of our own making: what an operator has to mend."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pytest
+
+from gateway.admin.app import admin_app, admin_server
+from gateway.admin.report import RAW_LOGPROBS, warnings
+from shared.core.upstream_protocol import NO_GENERATE
+from tests.browser import CHROMIUM, chromium
+from tests.gateway_views import VIEW, slot_view, worker_status
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from gateway.admin.view import View
+    from tests.browser import Page
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
+]
+
+FINE: Final = replace(VIEW, logprobs_scale={})
+SHOWN: Final = "[...document.querySelectorAll('#warnings li')].map(each => each.textContent)"
+HIDDEN: Final = "document.querySelector('#warned').hidden"
+MARKUP: Final = "<img src=x onerror=document.title='taken'>&lt;b&gt;"
+
+
+class Told:
+    """In the supervisor's place: it tells whatever `now` is."""
+
+    def __init__(self, now: View) -> None:
+        self.now = now
+
+    def view(self) -> View:
+        return self.now
+
+
+@asynccontextmanager
+async def dashboard(told: Told, directory: Path) -> AsyncIterator[Page]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = admin_server(admin_app(told, None))  # type: ignore[arg-type] # the page only looks
+        serving = asyncio.create_task(server.run_on(listener))
+        try:
+            async with chromium(directory) as page:
+                await page.open(f"http://127.0.0.1:{listener.getsockname()[1]}/")
+                await page.appears("document.querySelector('#board')?.hidden === false")
+                yield page
+        finally:
+            server.stop()
+            await serving
+
+
+def lacking(model: str) -> View:
+    status = msgspec.structs.replace(worker_status("up", "up"), missing_models=(model,))
+    lacks_generate = msgspec.structs.replace(status.upstreams[1], lacks_generate=True)
+    status = msgspec.structs.replace(status, upstreams=(status.upstreams[0], lacks_generate))
+    return replace(FINE, slots=(slot_view(0, status),), logprobs_scale={"http://u0": False})
+
+
+async def test_warnings_are_shown_and_gone_when_they_are_mended(tmp_path: Path) -> None:
+    told = Told(FINE)
+    async with dashboard(told, tmp_path) as page:
+        assert await page.evaluate(HIDDEN)
+        told.now = lacking("mine=c")
+        await page.appears(f"!{HIDDEN}")
+        shown = await page.evaluate(SHOWN)
+        assert shown[:2] == [f"http://u0: {RAW_LOGPROBS}", f"http://u1: {NO_GENERATE}"]
+        assert shown[2].startswith("--model mine=c: no upstream lists it")
+        told.now = replace(lacking("mine=c"), logprobs_scale={})
+        await page.appears(f"{SHOWN}.length === 2")
+        assert await page.evaluate(SHOWN) == shown[1:]
+        told.now = FINE
+        await page.appears(HIDDEN)
+        assert await page.evaluate("document.querySelector('#health').textContent") == "ready"
+        assert page.complaints == []
+
+
+async def test_a_name_in_a_warning_is_no_markup_and_does_not_stick_out(tmp_path: Path) -> None:
+    view = lacking(MARKUP + "x" * 2000)
+    async with dashboard(Told(view), tmp_path) as page:
+        assert await page.evaluate(SHOWN) == warnings(view)
+        assert await page.evaluate("document.querySelectorAll('#warnings li *').length") == 0
+        assert await page.evaluate("document.title") == "Sampling gateway"
+        for width in (390, 1280):
+            await page.resize(width, 844)
+            await page.appears(f"document.documentElement.scrollWidth <= {width}")
+        assert page.complaints == []
+
+
+async def test_what_an_operator_copies_of_a_warning_stays_selected(tmp_path: Path) -> None:
+    told = Told(lacking("mine=c"))
+    async with dashboard(told, tmp_path) as page:
+        await page.evaluate("getSelection().selectAllChildren(document.querySelector('#warnings li'))")
+        # Drawn anew since: what else changed is shown.
+        told.now = replace(told.now, version="9.9.9")
+        await page.appears("document.querySelector('#identity').textContent.includes('9.9.9')")
+        assert await page.evaluate("getSelection().toString()") == f"http://u0: {RAW_LOGPROBS}"
+
+
+async def test_reasons_against_being_ready_stand_apart_from_warnings(tmp_path: Path) -> None:
+    told = Told(replace(lacking("mine=c"), redis=None))
+    async with dashboard(told, tmp_path) as page:
+        reasons = "[...document.querySelectorAll('#reasons li')].map(each => each.textContent)"
+        assert await page.evaluate(reasons) == ["Redis does not answer"]
+        assert len(await page.evaluate(SHOWN)) == 3
+        told.now = FINE
+        await page.appears("document.querySelector('#reasons').hidden")
