@@ -1,5 +1,6 @@
-"""The supervisor's question to each upstream, until it is answered: do its sampled logprobs heed the temperature?
+"""The supervisor's question to each upstream, until the answer is yes: do its sampled logprobs heed the temperature?
 
+One that says no is asked again: what an operator has mended is to be told of as mended without a restart.
 What it lists is looked at by the way: a `--model` that none has is logged.
 """
 
@@ -43,7 +44,7 @@ async def watch_logprobs(settings: Settings, known: dict[str, bool | None]) -> N
     due_s: dict[str, float] = {}
     loop = asyncio.get_running_loop()
     while True:
-        due = [url for url, scales in known.items() if scales is None and loop.time() >= due_s.get(url, 0.0)]
+        due = [url for url, scales in known.items() if not scales and loop.time() >= due_s.get(url, 0.0)]
         if due:
             await _ask_all(settings, due, known, told)
             _log_missing_models(settings, known, told)
@@ -67,7 +68,9 @@ async def _ask_all(settings: Settings, urls: list[str], known: dict[str, bool | 
     async with session(settings.upstream_api_key) as http:
         for upstream in urls:
             scales = await _ask(http, settings, upstream, told)
-            if upstream in known:
+            # One that is busy, or restarts, is as it was until it has answered.
+            if upstream in known and scales is not None:
+                _log_change(upstream, known[upstream], scales)
                 known[upstream] = scales
 
 
@@ -88,9 +91,14 @@ async def _ask(http: aiohttp.ClientSession, settings: Settings, upstream: str, t
     if upstream in told.silent:
         told.silent.remove(upstream)
         log.info("an upstream answers now", extra={"upstream": upstream})
-    if scales is False:
-        log.warning(RAW_LOGPROBS, extra={"upstream": upstream})
     return scales
+
+
+def _log_change(upstream: str, before: bool | None, scales: bool) -> None:
+    if before is not False and not scales:
+        log.warning(RAW_LOGPROBS, extra={"upstream": upstream})
+    elif before is False and scales:
+        log.info("sampled logprobs heed the temperature now", extra={"upstream": upstream})
 
 
 def _log_missing_models(settings: Settings, known: Mapping[str, bool | None], told: _Told) -> None:

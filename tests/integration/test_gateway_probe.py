@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from gateway import logprobs_watch
+from gateway.admin.report import RAW_LOGPROBS
 from gateway.check import Verdict
 from gateway.check_command import all_findings
 from gateway.logprobs_watch import follow_upstreams, watch_logprobs
@@ -201,6 +202,36 @@ async def test_an_upstream_that_is_published_later_is_asked_and_one_that_left_is
         await until(lambda: known == {url: False})
         follow_upstreams(known, [])
         assert known == {}
+
+
+class BusyUpstream(Upstream):
+    """Answers every other time."""
+
+    asked = 0
+
+    async def offered(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        return await super().offered(request) if self.asked % 2 else web.Response(status=503)
+
+
+async def test_a_raw_upstream_is_asked_again_until_it_is_mended_and_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D15"""
+    for name in ("_AGAIN_S", "_LOOK_S"):
+        monkeypatch.setattr(logprobs_watch, name, 0.001)
+    caplog.set_level(logging.INFO, "gateway.logprobs")
+    upstream = BusyUpstream(processed=False)
+    async with serving(upstream) as url:
+        known: dict[str, bool | None] = {url: None}
+        async with watching(known):
+            await until(lambda: known[url] is False)
+            await until(lambda: known[url] is None or upstream.asked > 6)
+            assert known[url] is False, "as it was while it does not answer"
+            upstream.processed = True
+            await until(lambda: known[url])
+    told = [record.message for record in caplog.records if "temperature" in record.message]
+    assert told == [RAW_LOGPROBS, "sampled logprobs heed the temperature now"]
 
 
 class LateUpstream(Upstream):
