@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.test_workers_execution import REFUSED, RESET, TRACE, Bench
+from tests.execution_bench import REFUSED, RESET, TRACE, Bench
 from workers import worker
 
 if TYPE_CHECKING:
