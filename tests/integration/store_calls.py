@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from shared.core.model import SampleKey
 from shared.core.record import Claim
 from shared.store.base import StoreError
+from shared.store.redis import RedisStore
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -15,9 +18,14 @@ if TYPE_CHECKING:
 OWNER: Final = "owner-0000000000"
 CLAIM: Final = Claim(OWNER, 1, 1, bytes(16))
 TTL_S: Final = 3600.0
+KEY: Final = SampleKey("session", 1)
 _PAUSE_S: Final = 0.005
 
 T = TypeVar("T")
+
+
+def make_store(url: str, deadline_s: float = 10.0) -> RedisStore:
+    return RedisStore(url, rng=Random(1), deadline_s=deadline_s)
 
 
 async def in_the_end(call: Callable[[], Awaitable[T]]) -> T:

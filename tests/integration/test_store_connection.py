@@ -6,32 +6,26 @@ import asyncio
 import gc
 import random
 import sys
-from random import Random
 from typing import TYPE_CHECKING
 
-import hiredis
 import pytest
 
-from shared.clock import SystemClock
 from shared.core.errors import ConfigError
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
-from shared.core.record import Claim
-from shared.store.base import Settled, StoreFull, StoreRefused, StoreUnavailable
+from shared.store.base import Settled, StoreUnavailable
 from shared.store.lines import CommandLine
-from shared.store.link import Link
-from shared.store.redis import RedisStore
-from shared.store.url import RedisAddress, parse_url
+from shared.store.url import RedisAddress
 from tests.contract.conftest import Heard
 from tests.cut_proxy import CutProxy
-from tests.integration.store_calls import CLAIM, OWNER, TTL_S, in_the_end
+from tests.integration.store_calls import CLAIM, KEY, OWNER, TTL_S, in_the_end, make_store
 from tests.redis_server import RedisServer, running_redis
 from tests.waiting import DEADLINE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-KEY = SampleKey("session", 1)
+    from shared.store.redis import RedisStore
 
 
 @pytest.fixture(scope="module")
@@ -47,56 +41,12 @@ async def proxy(server: RedisServer) -> AsyncIterator[CutProxy]:
         yield made
 
 
-def make_store(url: str, deadline_s: float = 10.0) -> RedisStore:
-    return RedisStore(url, rng=Random(1), deadline_s=deadline_s)
-
-
 @pytest.fixture
 async def store(proxy: CutProxy, heard: Heard) -> AsyncIterator[RedisStore]:
     made = make_store(proxy.url)
     await made.open(heard, OWNER)
     yield made
     await made.close()
-
-
-class FakeServer:
-    """Answers each command with a fixed reply, for what a real server says too rarely."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.serving = 0
-        self.replies = {"CLIENT": b"+OK\r\n", "INFO": b"$10\r\nrun_id:abc\r\n", "PING": b"+PONG\r\n"}
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.serving += 1
-        try:
-            await self._answer(reader, writer)
-            await writer.wait_closed()
-        except ConnectionError:
-            pass
-        finally:
-            self.serving -= 1
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        commands = hiredis.Reader()
-        while data := await reader.read(65536):
-            commands.feed(data)
-            while words := commands.gets():
-                writer.write(self.replies[words[0].decode()])
-        writer.close()
-
-
-@pytest.fixture
-async def fake_server() -> AsyncIterator[FakeServer]:
-    fake = FakeServer()
-    async with await asyncio.start_server(fake.serve, "127.0.0.1", 0) as listening:
-        fake.url = f"redis://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        yield fake
-        await until(lambda: fake.serving == 0)
-
-
-def saw_a_restart(store: RedisStore) -> bool:
-    return store.restarted_s is not None
 
 
 async def test_a_worker_has_three_connections_however_many_callers(proxy: CutProxy, store: RedisStore) -> None:
@@ -242,172 +192,6 @@ async def test_lost_subscriptions_come_back_and_say_so(server: RedisServer, hear
     await heard.until(lambda heard: heard.controls == [b"all"])
 
 
-async def test_a_server_that_comes_back_with_an_older_state_hides_no_completion_behind_an_old_cursor(
-    heard: Heard,
-) -> None:
-    """C3: what is logged after the crash takes the places of what was lost in it."""
-    server = RedisServer()
-    store = make_store(server.url)
-    await store.open(heard, OWNER)
-    await logged(store, 1, 2)
-    server.command("SAVE")
-    await logged(store, 3)
-    cursor = (await store.read_log("session", 0, 0, limit=10)).cursor
-    server.restart(keep_data=True, save=False)
-    await heard.until(lambda heard: heard.gaps)
-    await in_the_end(store.ping)
-    await logged(store, 4, 5)
-    page = await store.read_log("session", 0, cursor, limit=10)
-    assert [entry.seq_id for entry in page.entries] == [1, 2, 4, 5]
-    assert (await store.read_log("session", 0, page.cursor, limit=10)).entries == []
-    await store.close()
-    server.stop()
-
-
-async def test_a_server_that_comes_back_with_its_data_has_been_answered_by_nobody(heard: Heard) -> None:
-    """C7: what was entered after it was saved is lost, and each worker has to tell it again."""
-    server = RedisServer()
-    store = make_store(server.url)
-    await store.open(heard, OWNER)
-    before = await store.server_run()
-    assert await store.answer_roll(OWNER, before)
-    server.restart(keep_data=True)
-    await in_the_end(store.ping)
-    assert not (await store.read_roll()).answered
-    assert not await store.answer_roll(OWNER, before)
-    assert await store.answer_roll(OWNER, await store.server_run())
-    assert (await store.read_roll()).answered == {OWNER}
-    await store.close()
-    server.stop()
-
-
-async def logged(store: RedisStore, *seq_ids: int) -> None:
-    for seq_id in seq_ids:
-        await store.settle(SampleKey("session", seq_id), CLAIM, State.READY, b"x", ttl_s=TTL_S, now_ms=0)
-
-
-async def test_a_restarted_server_is_found_again(heard: Heard) -> None:
-    """C3: without its data, without restarting anything of ours."""
-    server = RedisServer()
-    store = make_store(server.url)
-    await store.open(heard, OWNER)
-    await store.begin(KEY, CLAIM)
-    await store.watch("session")
-    assert store.restarted_s is None
-    server.command("CLIENT", "KILL", "TYPE", "normal")
-    await in_the_end(store.ping)
-    assert not saw_a_restart(store), "a mere cut is no restart"
-    server.restart()
-    await in_the_end(store.ping)
-    assert saw_a_restart(store)
-    assert await store.read(KEY) is None
-    assert await store.begin(KEY, CLAIM) is None
-    await heard.until(lambda heard: heard.gaps >= 1)
-    await store.close()
-    server.stop()
-
-
-async def test_a_full_server_refuses_new_samples_and_still_starts_clocks(heard: Heard) -> None:
-    """C5: nothing is evicted; what frees memory goes on working."""
-    server = RedisServer("--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
-    store = make_store(server.url)
-    await store.open(heard, OWNER)
-    await store.begin(KEY, CLAIM)
-    await store.settle(KEY, CLAIM, State.READY, b"first", ttl_s=TTL_S, now_ms=0)
-    pending = SampleKey("session", 2)
-    await store.begin(pending, CLAIM)
-    for size_bytes in (500_000, 10_000, 100):
-        with pytest.raises(StoreFull):
-            for number in range(100, 2000):
-                key = SampleKey(f"fill-{size_bytes}", number)
-                await store.settle(key, CLAIM, State.READY, b"x" * size_bytes, ttl_s=1e6, now_ms=0)
-    with pytest.raises(StoreFull):
-        for number in range(100, 2000):
-            await store.begin(SampleKey("session", number), Claim("other-0000000000", 1, 1, bytes(16)))
-    assert await store.mark_retrieved([KEY], ttl_s=300) == 1
-    assert await store.renew_lease(OWNER, ttl_s=30) is False
-    await store.send_control(OWNER, b"cancel")
-    assert await store.take_inbox(OWNER) == [b"cancel"]
-    for number, state in enumerate((State.FAILED, State.CANCELLED, State.STALE, State.ORPHANED)):
-        # What is no result: a client that waits hears of it.
-        lost = SampleKey("session", 10_000 + number)
-        assert await store.settle(lost, CLAIM, state, b"", ttl_s=TTL_S, now_ms=0) is Settled.RESTORED
-    assert await store.reap(OWNER, ttl_s=TTL_S, now_ms=0) == [pending]
-    await store.close()
-    server.stop()
-
-
-async def test_a_result_larger_than_the_servers_memory_is_refused_and_the_limit_told(heard: Heard) -> None:
-    """C5: whoever settles can tell that it will never fit, and what is said instead is taken at once.
-
-    The server's buffer for what it refused counts against its limit a moment longer.
-    """
-    server = RedisServer("--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
-    store = make_store(server.url)
-    await store.open(heard, OWNER)
-    await store.begin(KEY, CLAIM)
-    for size_bytes in (9 * 2**20, 8 * 2**20):
-        with pytest.raises(StoreFull):
-            await store.settle(KEY, CLAIM, State.READY, bytes(size_bytes), ttl_s=TTL_S, now_ms=0)
-    assert await store.limit_bytes(KEY) == 8 * 2**20
-    assert await store.settle(KEY, CLAIM, State.FAILED, b"too large", ttl_s=TTL_S, now_ms=0) is Settled.WRITTEN
-    await store.close()
-    server.stop()
-
-
-async def test_no_room_for_clients_is_a_state_not_an_error_text(heard: Heard) -> None:
-    """A16"""
-    server = RedisServer("--maxclients", "3")
-    store = make_store(server.url)
-    await store.open(heard, OWNER)
-    second = make_store(server.url)
-    with pytest.raises(StoreUnavailable):
-        await second.open(Heard(), "second-000000000")
-    await second.close()
-    await store.close()
-    # The server notices a moment later that the first has left.
-    await in_the_end(lambda: second.open(Heard(), "second-000000000"))
-    await second.close()
-    server.stop()
-
-
-async def test_passwords_and_users_are_used_and_refused_in_clear_words() -> None:
-    server = RedisServer("--requirepass", "s:cret/1", *"--user gateway on >pass%word ~* &* +@all".split(), tcp=True)
-    host = f"127.0.0.1:{server.port}"
-    for login in (":s%3Acret%2F1", "gateway:pass%25word"):
-        store = make_store(f"redis://{login}@{host}/0")
-        await store.open(Heard(), OWNER)
-        await store.ping()
-        await store.close()
-    for login in (":wrong", "nobody:x"):
-        store = make_store(f"redis://{login}@{host}")
-        with pytest.raises(StoreRefused, match="refuses the login"):
-            await store.open(Heard(), OWNER)
-        await store.close()
-    store = make_store(f"redis://{host}")
-    with pytest.raises(StoreRefused, match="refuses the login"):
-        await store.open(Heard(), OWNER)
-    await store.close()
-    server.stop()
-
-
-async def test_databases_are_apart(server: RedisServer) -> None:
-    first, second = make_store(f"{server.url}?db=1"), make_store(f"{server.url}?db=2")
-    await first.open(Heard(), OWNER)
-    await second.open(Heard(), "second-000000000")
-    assert await first.begin(KEY, CLAIM) is None
-    assert await second.begin(KEY, CLAIM) is None
-    await first.close()
-    await second.close()
-
-
-async def test_nobody_there_is_one_clear_sentence() -> None:
-    store = make_store("unix:///nowhere/redis.sock")
-    with pytest.raises(StoreUnavailable, match="cannot be reached"):
-        await store.open(Heard(), OWNER)
-    await store.close()
-
-
 async def test_a_silent_line_of_subscriptions_is_noticed(proxy: CutProxy, heard: Heard) -> None:
     """C4: nothing is pending on it, so a dead one looks like a quiet one; who watches is not left hanging."""
     store = make_store(proxy.url, deadline_s=0.05)
@@ -466,22 +250,3 @@ async def test_a_link_outlives_a_tls_file_that_is_being_replaced(
         with pytest.raises(StoreUnavailable):
             await store.ping()
     await in_the_end(store.ping)
-
-
-def is_up(link: Link) -> bool:
-    return link.connected_since_s is not None
-
-
-async def test_a_server_that_loads_its_data_is_not_there_yet(fake_server: FakeServer) -> None:
-    """Otherwise the time of its loading would count against leases that nobody can renew."""
-    address = parse_url(fake_server.url)
-    assert isinstance(address, RedisAddress)
-    link = Link(address, "test", clock=SystemClock(), rng_unit=lambda: 0.0)
-    fake_server.replies["PING"] = b"-LOADING Redis is loading the dataset in memory\r\n"
-    with pytest.raises(StoreUnavailable, match="LOADING"):
-        await link.open()
-    assert not is_up(link)
-    fake_server.replies["PING"] = b"+PONG\r\n"
-    await link.open()
-    assert is_up(link)
-    await link.close()

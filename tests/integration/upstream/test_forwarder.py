@@ -11,17 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.simulator.config import SimulatorConfig
-from gateway.simulator.simulator import Simulator
-from shared.clock import ManualClock
-from shared.core.faults import BreakKind, Fault, FaultClass
-from shared.core.lifecycle import State
-from shared.core.upstream_protocol import ProtocolChoice
-from shared.histogram import count
+from shared.core.faults import BreakKind, FaultClass
 from tests.garbage import garbage
-from tests.integration.upstream.lines import Line, line
+from tests.integration.upstream.lines import line
 from tests.waiting import DEADLINE_S, until
-from workers import upstreams
 from workers.h1.connection import UpstreamConnection
 from workers.h1.exchange import Broken, Exchange
 
@@ -30,21 +23,9 @@ if TYPE_CHECKING:
 
     from aiohttp.connector import AddrInfoType
 
+    from gateway.simulator.simulator import Simulator
+    from shared.core.upstream_protocol import ProtocolChoice
     from workers.h1.dial import Resolve
-    from workers.upstreams import Upstream
-
-
-@pytest.fixture
-async def simulator() -> AsyncIterator[Simulator]:
-    async with Simulator(SimulatorConfig()) as made:
-        yield made
-
-
-@pytest.fixture(params=[ProtocolChoice.COMPLETIONS, ProtocolChoice.GENERATE], ids=lambda choice: choice.value)
-def protocol(request: pytest.FixtureRequest) -> ProtocolChoice:
-    """What goes wrong is the same by either."""
-    chosen: ProtocolChoice = request.param
-    return chosen
 
 
 @contextmanager
@@ -300,205 +281,3 @@ async def test_the_workers_own_limits_are_not_the_upstreams_fault(monkeypatch: p
             monkeypatch.setattr(socket.socket, "connect_ex", lambda *_: errno.EADDRNOTAVAIL)
             fault = await made.fault()
             assert (fault.kind, fault.upstream_down) == (FaultClass.NEVER_EXECUTED, False)
-
-
-# -- ending an exchange from this side --------------------------------------------------------------------------------
-
-
-async def test_a_cancel_closes_the_upstream_connection(simulator: Simulator) -> None:
-    """D7"""
-    simulator.set_faults([{"kind": "hold"}])
-    async with line(simulator.url) as made:
-        exchange = asyncio.create_task(made.ask())
-        await until(lambda: simulator.stats()["in_flight"] == 1)
-        exchange.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await exchange
-        await until(lambda: simulator.stats()["aborted"] == 1)
-        assert simulator.stats()["in_flight"] == 0
-        assert not made.upstream.attempts
-
-
-async def test_a_break_off_is_a_fault_and_closes_the_connection(simulator: Simulator) -> None:
-    simulator.set_faults([{"kind": "hold"}])
-    async with line(simulator.url) as made:
-        exchange = asyncio.create_task(made.ask())
-        await until(lambda: simulator.stats()["in_flight"] == 1)
-        (attempt,) = made.upstream.attempts
-        attempt.break_off(BreakKind.DRAINING)
-        attempt.break_off(BreakKind.READ_TIMEOUT)
-        fault = await exchange
-        assert isinstance(fault, Fault)
-        assert (fault.kind, fault.upstream_down) == (FaultClass.INTERRUPTED, True)
-        await until(lambda: simulator.stats()["aborted"] == 1)
-
-
-@pytest.mark.parametrize("cancel_first", [False, True])
-async def test_a_cancel_is_not_lost_in_a_break_off(simulator: Simulator, cancel_first: bool) -> None:
-    """D7: both in one turn of the loop; a client's cancel must not end as one more execution."""
-    simulator.set_faults([{"kind": "hold"}])
-    async with line(simulator.url) as made:
-        exchange = asyncio.create_task(made.ask())
-        await until(lambda: simulator.stats()["in_flight"] == 1)
-        (attempt,) = made.upstream.attempts
-        if cancel_first:
-            exchange.cancel()
-        attempt.break_off(BreakKind.DRAINING)
-        if not cancel_first:
-            exchange.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await exchange
-
-
-async def test_an_upstream_that_drains_is_noticed_by_the_probe(
-    simulator: Simulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """D18: old connections open without a byte, new ones refused; not a moment before it has refused for long."""
-    # It answered a probe a moment ago, and is not believed for it.
-    monkeypatch.setattr(upstreams, "_QUIET_S", 0.0)
-    async with line(simulator.url) as made:
-        simulator.set_faults([{"kind": "hold"}])
-        exchange = asyncio.create_task(made.ask())
-        await until(lambda: simulator.stats()["in_flight"] == 1)
-        await made.pool.probe()
-        assert not refuses(made.upstream)
-        simulator.set_faults([{"kind": "drain"}])
-        await made.pool.probe()
-        assert refuses(made.upstream)
-        assert not exchange.done()
-        monkeypatch.setattr(upstreams, "REFUSED_FOR_S", 0.0)
-        await made.pool.probe()
-        fault = await exchange
-        assert isinstance(fault, Fault)
-        assert fault.kind is FaultClass.INTERRUPTED
-        assert BreakKind.DRAINING.value in fault.message
-
-
-async def test_what_waits_for_a_connection_is_not_interrupted_by_a_break_off(
-    simulator: Simulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """D18: it was never executed, and may be sent elsewhere as often as needed."""
-    monkeypatch.setattr(upstreams, "REFUSED_FOR_S", 0.0)
-    simulator.set_faults([{"kind": "hold"}])
-    async with line(simulator.url, max_connections=1) as made:
-        held = asyncio.create_task(made.ask("held-a1"))
-        await until(lambda: simulator.stats()["in_flight"] == 1)
-        queued = asyncio.create_task(made.ask("queued-a1"))
-        await until(lambda: len(made.upstream.attempts) == 2)
-        simulator.set_faults([{"kind": "drain"}])
-        await made.pool.probe()
-        faults = await asyncio.gather(held, queued)
-        assert all(isinstance(fault, Fault) for fault in faults), faults
-        assert [fault.kind for fault in faults] == [FaultClass.INTERRUPTED, FaultClass.NEVER_EXECUTED]  # type: ignore[union-attr] # see above
-
-
-async def test_a_probe_does_not_wait_behind_samples(simulator: Simulator) -> None:
-    """D18: with every connection in use, a drain is noticed all the same."""
-    simulator.set_faults([{"kind": "hold"}])
-    async with line(simulator.url, max_connections=1) as made:
-        exchanges = [asyncio.create_task(made.ask()) for _ in range(3)]
-        await until(lambda: simulator.stats()["in_flight"] == 1)
-        await made.pool.learn_models()
-        assert made.pool.catalogue.known
-        for exchange in exchanges:
-            exchange.cancel()
-        await asyncio.gather(*exchanges, return_exceptions=True)
-
-
-def refuses(upstream: Upstream) -> bool:
-    return upstream.refused_since_s is not None
-
-
-# -- the pool of connections ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-async def test_waiting_for_a_connection_is_charged_to_nobody() -> None:
-    """A4: two requests for a pool of one connection, each longer than the deadline for connecting."""
-    async with (
-        Simulator(SimulatorConfig(mode="latency", gen_seconds=0.8)) as simulator,
-        line(simulator.url, max_connections=1, connect_timeout_s=0.5, read_timeout_s=1.5) as made,
-    ):
-        replies = await asyncio.gather(*(made.ask(f"r{number}-a1") for number in range(3)))
-        assert all(isinstance(reply, bytes) for reply in replies), replies
-        assert simulator.stats()["peak_in_flight"] == 1
-
-
-async def test_requests_cancelled_while_queued_take_no_connection_with_them(simulator: Simulator) -> None:
-    """B3"""
-    simulator.set_faults([{"kind": "hold", "next": 10}])
-    async with line(simulator.url, max_connections=10) as made:
-        holding = [asyncio.create_task(made.ask(f"h{number}-a1")) for number in range(10)]
-        await until(lambda: simulator.stats()["in_flight"] == 10)
-        queued = [asyncio.create_task(made.ask(f"q{number}-a1")) for number in range(1000)]
-        await until(lambda: len(made.upstream.attempts) == 1010)
-        for task in queued:
-            task.cancel()
-        await asyncio.gather(*queued, return_exceptions=True)
-        for task in holding:
-            task.cancel()
-        await asyncio.gather(*holding, return_exceptions=True)
-        replies = await asyncio.gather(*(made.ask(f"n{number}-a1") for number in range(10)))
-        assert all(isinstance(reply, bytes) for reply in replies), replies
-        assert not made.upstream.attempts
-        assert simulator.stats()["received"] == 20
-
-
-@pytest.mark.slow
-async def test_requests_at_the_brink_of_an_idle_connections_end_are_executed_once() -> None:
-    """B4, scaled down: the upstream closes after 0.5 s, the gateway after 0.3 s; requests come in between."""
-    async with (
-        Simulator(SimulatorConfig(keep_alive_s=0.5)) as simulator,
-        line(simulator.url, upstream_keep_alive_s=0.3) as made,
-    ):
-        count = 0
-        for pause_s in (0.28, 0.299, 0.3, 0.301, 0.32, 0.48, 0.499, 0.5, 0.501, 0.52):
-            states = await asyncio.gather(*(made.execute(count + number) for number in range(4)))
-            assert states == [State.READY] * 4
-            count += 4
-            # What is tested is what becomes of connections that were idle for just so long.
-            await asyncio.sleep(pause_s)
-        assert simulator.stats()["executions"] == count
-        assert made.counters.attempts == count
-
-
-# -- where the time goes ----------------------------------------------------------------------------------------------
-
-
-async def release(made: Line, simulator: Simulator) -> None:
-    async with made.probes.post(simulator.url + "/_sim/release") as response:
-        assert response.status == 200
-
-
-async def test_waiting_for_a_connection_is_not_the_upstreams_time(simulator: Simulator) -> None:
-    simulator.set_faults([{"kind": "hold", "next": 2}])
-    clock = ManualClock()
-    async with line(simulator.url, clock=clock, max_connections=1) as made:
-        first, second = (asyncio.create_task(made.ask(f"r{number}-a1")) for number in range(2))
-        await until(lambda: len(made.upstream.attempts) == 2 and simulator.stats()["in_flight"] == 1)
-        clock.advance(10.0)
-        await release(made, simulator)
-        await first
-        await until(lambda: simulator.stats()["in_flight"] == 1)
-        clock.advance(3.0)
-        await release(made, simulator)
-        await second
-        assert count(made.upstream.queue.snapshot()) == count(made.upstream.latency.snapshot()) == 2
-        assert made.upstream.queue.snapshot()[-1] == 10.0
-        assert made.upstream.latency.snapshot()[-1] == 13.0
-        assert made.upstream.wasted_s == 0.0
-
-
-async def test_what_was_cut_off_is_wasted_and_what_only_waited_is_not(simulator: Simulator) -> None:
-    """B7: the tokens are never told; the time is known."""
-    simulator.set_faults([{"kind": "hold", "next": 2}])
-    clock = ManualClock()
-    async with line(simulator.url, clock=clock, max_connections=1) as made:
-        asked = [asyncio.create_task(made.ask(f"r{number}-a1")) for number in range(2)]
-        await until(lambda: len(made.upstream.attempts) == 2 and simulator.stats()["in_flight"] == 1)
-        clock.advance(4.0)
-        for task in reversed(asked):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        assert made.upstream.wasted_s == 4.0
-        assert count(made.upstream.latency.snapshot()) == 0
