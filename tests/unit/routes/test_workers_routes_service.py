@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from shared.core.lifecycle import State
 from shared.store.base import SessionState
-from tests.app_bench import API, KEY_A, KEY_B, KEYS, AppBench, opened, settled
+from tests.app_bench import API, KEY_A, KEY_B, AppBench, settled
 from tests.waiting import until
 from tests.worker_bench import AWAY, OTHER_OWNER, SESSION_ID, session
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
-@pytest.fixture
-async def bench() -> AsyncIterator[AppBench]:
-    async with opened() as made:
-        yield made
-
-
-@pytest.fixture
-async def keyed() -> AsyncIterator[AppBench]:
-    async with opened(api_keys=KEYS) as made:
-        yield made
-
 
 # -- configuration, sessions, and all that is around ---------------------------------------------------------------
 

@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
 from shared.core.lifecycle import State
 from shared.core.model import CLONE_SPAN
 from shared.store.refill import REFILL_S
-from tests.app_bench import KEY_A, KEY_B, KEYS, TINY, AppBench, asleep, opened, request_id, session_of, settled
+from tests.app_bench import KEY_A, KEY_B, KEYS, TINY, AppBench, asleep, request_id, session_of, settled
 from tests.waiting import until
 from tests.worker_bench import OTHER_OWNER, session
 from workers.http.watch import Connection
 from workers.routes import futures
 from workers.running import Ending
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
 KEY = session().key(1)
 FAILED = Ending(State.FAILED, b'{"error":"no","category":"server"}')
-
-
-@pytest.fixture
-async def bench() -> AsyncIterator[AppBench]:
-    async with opened() as made:
-        yield made
-
-
-@pytest.fixture
-async def keyed() -> AsyncIterator[AppBench]:
-    async with opened(api_keys=KEYS) as made:
-        yield made
 
 
 async def test_a_session_poll_tells_what_ended_and_moves_its_cursor_once(bench: AppBench) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,12 +13,10 @@ from shared.store.refill import REFILL_S
 from tests.app_bench import (
     KEY_A,
     KEY_B,
-    KEYS,
     TINY,
     AppBench,
     LeavingConnection,
     asleep,
-    opened,
     request_id,
     session_of,
     settled,
@@ -29,26 +27,10 @@ from workers.http.watch import Connection
 from workers.routes import futures
 from workers.running import Ending
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
 KEY = session().key(1)
 LARGE = Ending(State.READY, bytes(64 * 1024 + 1))
 FAILED = Ending(State.FAILED, b'{"error":"no","category":"server"}')
 FORMS = ["abc", "", "x" * 10_000, "\u00e9\u4e2d", "gwss-x:1", 100000000000000000000, None, ["r"]]
-
-
-@pytest.fixture
-async def bench() -> AsyncIterator[AppBench]:
-    async with opened() as made:
-        yield made
-
-
-@pytest.fixture
-async def keyed() -> AsyncIterator[AppBench]:
-    async with opened(api_keys=KEYS) as made:
-        yield made
 
 
 # -- retrieve_future -----------------------------------------------------------------------------------------------

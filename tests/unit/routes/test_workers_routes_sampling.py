@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from shared.core.faults import Fault, FaultClass
 from shared.core.model import CLONE_SPAN
-from tests.app_bench import API, KEY_A, KEY_B, KEYS, AppBench, opened, request_id, session_of
+from tests.app_bench import API, KEY_A, KEY_B, AppBench, request_id, session_of
 from tests.waiting import until
 from tests.worker_bench import AWAY, OTHER_OWNER, SESSION_ID, session
 from workers.routes import sampling
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
 KEY = session().key(1)
-
-
-@pytest.fixture
-async def bench() -> AsyncIterator[AppBench]:
-    async with opened() as made:
-        yield made
-
-
-@pytest.fixture
-async def keyed() -> AsyncIterator[AppBench]:
-    async with opened(api_keys=KEYS) as made:
-        yield made
 
 
 # -- sampling sessions ---------------------------------------------------------------------------------------------
