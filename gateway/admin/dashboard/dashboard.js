@@ -88,7 +88,7 @@ function facts(id, rows) {
 /** Left alone while it says the same: an operator may be copying a sentence of it. */
 function sentences(id, said) {
   const list = $(id);
-  const shown = [...list.children].map((each) => each.textContent);
+  const shown = [...list.children].map((item) => item.textContent);
   if (shown.length === said.length && said.every((sentence, i) => sentence === shown[i])) return;
   list.replaceChildren(...said.map((sentence) => element("li", "", sentence)));
 }
