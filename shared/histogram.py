@@ -1,44 +1,50 @@
-"""Latencies in buckets that double, from half a millisecond to 35 minutes: what a generation may take.
+"""Latencies in buckets, four to a doubling, from half a millisecond to 35 minutes: what a generation may take.
 
 Adding is an `append`, so that it may stand on the hot path; what was added is put into its buckets when somebody looks,
-once a second in a worker. A quantile read from it is right within its bucket, that is, to a factor of two; a dashboard
-needs no more.
+once a second in a worker. A quantile read from it is right within its bucket, that is, to 19 %, or to half a
+millisecond: an upstream that is a third slower than another shows as slower.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _FIRST_S: Final = 0.0005
-_BUCKETS: Final = 23
-BOUNDS_S: Final[tuple[float, ...]] = tuple(_FIRST_S * float(2**i) for i in range(_BUCKETS))
-_PER_SECOND: Final = round(1 / _FIRST_S)
-# Longer than any process lives: no index needs to be checked when adding.
-_SLOTS: Final = 64
+_DOUBLINGS: Final = 22
+PER_DOUBLING: Final = 4
+# Every `PER_DOUBLING`th is the first one doubled, to the last digit: these are the bounds in `/metrics`.
+BOUNDS_S: Final[tuple[float, ...]] = tuple(
+    _FIRST_S * 2.0 ** (i / PER_DOUBLING) for i in range(_DOUBLINGS * PER_DOUBLING + 1)
+)
 # One count for each bound, one for what lies above the last, and the sum of all in seconds.
-FIELDS: Final = _BUCKETS + 2
+FIELDS: Final = len(BOUNDS_S) + 2
 
 
 class Histogram:
-    __slots__ = ("_counts", "_new_s", "_sum_s", "add")
+    __slots__ = ("_counts", "_new_s", "_sum_s", "_told", "add")
 
     def __init__(self) -> None:
-        self._counts = [0] * _SLOTS
+        self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
         self._new_s: list[float] = []
+        self._told: tuple[float, ...] = (0.0,) * FIELDS
         self.add: Callable[[float], None] = self._new_s.append
 
     def snapshot(self) -> tuple[float, ...]:
         """`FIELDS` numbers that never fall: counts by bucket, the count above them, the sum in seconds."""
-        for seconds in self._new_s:
-            # The scale divided by what doubles.
-            self._counts[int(seconds * _PER_SECOND).bit_length()] += 1
-        self._sum_s += sum(self._new_s)
-        self._new_s.clear()
-        return (*self._counts[:_BUCKETS], sum(self._counts[_BUCKETS:]), round(self._sum_s, 6))
+        if self._new_s:
+            counts = self._counts
+            for seconds in self._new_s:
+                counts[bisect_left(BOUNDS_S, seconds)] += 1
+            self._sum_s += sum(self._new_s)
+            self._new_s.clear()
+            self._told = (*counts, round(self._sum_s, 6))
+        return self._told
 
 
 def count(snapshot: Sequence[float]) -> int:
@@ -50,12 +56,12 @@ def quantile_s(snapshot: Sequence[float], q: float) -> float | None:
 
     What lies above the last bound is told as the last bound.
     """
-    rank = q * count(snapshot)
+    below = [0.0, *accumulate(snapshot[:-1])]
+    rank = q * below[-1]
     if rank == 0:
         return None
-    below, low_s = 0.0, 0.0
-    for bound_s, in_bucket in zip(BOUNDS_S, snapshot, strict=False):
-        if below + in_bucket >= rank:
-            return low_s + (bound_s - low_s) * (rank - below) / in_bucket
-        below, low_s = below + in_bucket, bound_s
-    return BOUNDS_S[-1]
+    bucket = bisect_left(below, rank) - 1
+    if bucket >= len(BOUNDS_S):
+        return BOUNDS_S[-1]
+    low_s = BOUNDS_S[bucket - 1] if bucket else 0.0
+    return low_s + (BOUNDS_S[bucket] - low_s) * (rank - below[bucket]) / snapshot[bucket]

@@ -7,6 +7,7 @@ never lost.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -14,7 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from gateway.admin.report import undelivered, upstreams
-from shared.histogram import BOUNDS_S
+from shared.histogram import BOUNDS_S, PER_DOUBLING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -157,13 +158,14 @@ def _latencies(view: View) -> Iterator[Metric]:
 
 
 def _buckets(histogram: Sequence[float]) -> tuple[list[tuple[str, float]], float]:
-    """Cumulative, as Prometheus wants them, and the sum."""
-    buckets: list[tuple[str, float]] = []
-    below = 0.0
-    for bound, more in zip([*map(str, BOUNDS_S), "+Inf"], histogram, strict=False):
-        below += more
-        buckets.append((bound, below))
-    return buckets, histogram[-1]
+    """Cumulative, as Prometheus wants them, and the sum. Every doubling is a bound, not all that the gateway knows.
+
+    A series for each would be four times as many to store, for every stage and upstream; a factor is what alerts need.
+    """
+    *counts, seconds = histogram
+    below = list(accumulate(counts))
+    buckets = list(zip(map(str, BOUNDS_S[::PER_DOUBLING]), below[::PER_DOUBLING], strict=False))
+    return [*buckets, ("+Inf", below[-1])], seconds
 
 
 def _upstreams(view: View) -> Iterator[Metric]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from shared.histogram import FIELDS
@@ -90,10 +91,14 @@ def _vectors(status: Status) -> Iterable[tuple[Key, Sequence[float]]]:
 
 def _grown(total: Sequence[float], vector: Sequence[float], before: Sequence[float]) -> tuple[float, ...]:
     """`total` and by how much `vector` is above `before`; what is shorter counts as zeros."""
-    return tuple(
-        (total[i] if i < len(total) else 0) + max(value - (before[i] if i < len(before) else 0), 0)
-        for i, value in enumerate(vector)
-    )
+    rows = zip(_padded(total, vector), vector, _padded(before, vector), strict=False)
+    # For each histogram of each worker, once a second: no call per number.
+    return tuple([added + (now - then if now > then else 0) for added, now, then in rows])
+
+
+def _padded(values: Sequence[float], like: Sequence[float]) -> Sequence[float]:
+    missing = len(like) - len(values)
+    return (*values, *repeat(0, missing)) if missing > 0 else values
 
 
 def _timings(totals: Vectors) -> Timings:

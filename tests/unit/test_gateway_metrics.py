@@ -11,8 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin import metrics
+from gateway.admin.timings import Timings
 from shared.counters import NAMES
-from tests.gateway_views import VIEW
+from tests.gateway_views import VIEW, histogram
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -65,6 +66,21 @@ def test_histograms_are_cumulative_and_end_with_all() -> None:
     assert found["gateway_upstream_seconds_bucket", "+Inf,http://u0"] == 4
     assert found["gateway_stage_seconds_count", "upstream"] == 8
     assert found["gateway_stage_seconds_count", "delivery"] == 0
+
+
+def test_bounds_of_histograms_double() -> None:
+    """Four times as many series would not tell an alert more; what is between two bounds counts in the upper one."""
+    stages = {**VIEW.since_start.stages, "upstream": histogram(0.9, 1.0, 1.0, 1.1, 86_400.0)}
+    found = samples(replace(VIEW, since_start=Timings(stages=stages)))
+    buckets = {
+        label.removesuffix(",upstream"): value
+        for (name, label), value in found.items()
+        if name == "gateway_stage_seconds_bucket" and label.endswith(",upstream")
+    }
+    *bounds, last = buckets
+    assert last == "+Inf"
+    assert [float(bound) for bound in bounds] == [0.0005 * 2**i for i in range(23)]
+    assert [buckets[bound] for bound in ("0.512", "1.024", "2.048", bounds[-1], last)] == [0, 3, 4, 4, 5]
 
 
 def test_by_upstream() -> None:
