@@ -1,24 +1,39 @@
-"""A client in a process of its own: `python -m benchmarks.load_process URL SESSION_ID REQUESTS IN_FLIGHT`.
+"""A client in a process of its own: `python -m benchmarks.load_process URL CALL ID REQUESTS IN_FLIGHT`.
 
-Sends heartbeats over connections that are kept and closed as the SDK's. Exit code 1 when one is not answered with 200.
+Sends one of `CALLS` over connections that are kept and closed as the SDK's: heartbeats of a session, or polls for a
+sample whose result is ready. Exit code 1 when one is not answered with 200.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 
 from gateway.bench import sdk_requests
 from gateway.bench.transport import ConnectionPool, parse_target
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-async def load(url: str, session_id: str, requests: int, in_flight: int) -> int:
+    from gateway.bench.sdk_requests import Endpoint, Endpoints
+
+HEARTBEAT: Final = "heartbeat"
+POLL: Final = "poll"
+# By name, where it goes and what is sent for an id.
+CALLS: Final[dict[str, Callable[[Endpoints, str], tuple[Endpoint, bytes]]]] = {
+    HEARTBEAT: lambda to, session_id: (to.heartbeat, sdk_requests.heartbeat_body(session_id)),
+    POLL: lambda to, request_id: (to.retrieve_future, sdk_requests.retrieve_future_body(request_id, False)),
+}
+
+
+async def load(url: str, call: str, of_id: str, requests: int, in_flight: int) -> int:
     """How many were answered with 200."""
     target = parse_target(url)
-    endpoint = sdk_requests.Endpoints(target, "tml-benchmark").heartbeat
-    request = endpoint.request(sdk_requests.heartbeat_body(session_id))
+    endpoint, body = CALLS[call](sdk_requests.Endpoints(target, "tml-benchmark"), of_id)
+    request = endpoint.request(body)
     pool, left, good = ConnectionPool(target), iter(range(requests)), 0
 
     async def caller() -> None:
@@ -33,8 +48,8 @@ async def load(url: str, session_id: str, requests: int, in_flight: int) -> int:
 
 
 def main() -> int:
-    url, session_id, requests, in_flight = sys.argv[1:]
-    return 0 if uvloop.run(load(url, session_id, int(requests), int(in_flight))) == int(requests) else 1
+    url, call, of_id, requests, in_flight = sys.argv[1:]
+    return 0 if uvloop.run(load(url, call, of_id, int(requests), int(in_flight))) == int(requests) else 1
 
 
 if __name__ == "__main__":

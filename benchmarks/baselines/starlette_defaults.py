@@ -1,11 +1,11 @@
-"""An endpoint as uvicorn and Starlette serve it when nothing is changed: its own server, a route, an access log."""
+"""Endpoints as uvicorn and Starlette serve them when nothing is changed: its own server, routes, an access log."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from starlette.requests import Request
 
@@ -39,17 +39,37 @@ async def heartbeat(request: Request) -> JSONResponse:
     return JSONResponse({"type": "session_heartbeat"})
 
 
-@asynccontextmanager
-async def serving(listener: socket.socket) -> AsyncIterator[None]:
-    """Until the end of the block. The access log is written, to memory."""
-    app = Starlette(routes=[Route("/api/v1/session_heartbeat", heartbeat, methods=["POST"])])
-    config = uvicorn.Config(app, log_config=None)
+async def retrieve_future(request: Request) -> JSONResponse:
+    document = await request.json()
+    if not isinstance(document.get("request_id"), str):
+        return JSONResponse({"error": "request_id is missing"}, status_code=400)
+    return JSONResponse({"type": "sample", "sequences": [], "prompt_cache_hit_tokens": 0})
+
+
+@contextmanager
+def access_log() -> Iterator[None]:
+    """What is served in the block is noted, to memory.
+
+    uvicorn notes the requests of every connection that is made while its logger has a handler: of all servers in the
+    process, so that the others are not to be asked meanwhile.
+    """
     handler = logging.StreamHandler(io.StringIO())
     handler.setFormatter(uvicorn.logging.AccessFormatter('%(client_addr)s - "%(request_line)s" %(status_code)s'))
     access = logging.getLogger("uvicorn.access")
     access.addHandler(handler)
     access.setLevel(logging.INFO)
-    server = _Server(config)
+    try:
+        yield
+    finally:
+        access.removeHandler(handler)
+
+
+@asynccontextmanager
+async def serving(listener: socket.socket) -> AsyncIterator[None]:
+    """Until the end of the block."""
+    endpoints = {"/api/v1/session_heartbeat": heartbeat, "/api/v1/retrieve_future": retrieve_future}
+    app = Starlette(routes=[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()])
+    server = _Server(uvicorn.Config(app, log_config=None))
     # `serve` would take the signals, which stay with whoever runs the benchmarks.
     running = asyncio.create_task(server._serve(sockets=[listener]))
     try:
@@ -58,4 +78,3 @@ async def serving(listener: socket.socket) -> AsyncIterator[None]:
     finally:
         server.should_exit = True
         await running
-        access.removeHandler(handler)

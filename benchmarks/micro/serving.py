@@ -1,7 +1,9 @@
-"""Serving one small request: the worker's server and application, and uvicorn with Starlette as they come.
+"""Serving small requests: the worker's server and application, and uvicorn with Starlette as they come.
 
-Heartbeats from a client process that keeps and closes connections as the SDK does, so most come over a new one. Behind
-ours is the whole public application on a store in memory; behind the baseline a handler that parses the body.
+Heartbeats, which go by ASGI, and polls for a sample whose result is ready, a hot route that is served without. They
+come from a client process that keeps and closes connections as the SDK does, so most come over a new one. Behind ours
+is the whole public application on a store in memory; behind the baseline a handler that parses the body and answers a
+small JSON. Ours answers a poll in Protobuf, as the SDK asks for it.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from benchmarks import load_process
 from benchmarks.baselines import starlette_defaults
-from benchmarks.turns import Case, Contender, Findings, Plan, WrongResult, measure
+from benchmarks.turns import Case, Contender, Figure, Findings, Plan, WrongResult, measure
 from shared.core import ids
-from tests.app_bench import AppBench
+from tests.app_bench import AppBench, settled
 from workers.http.edge import Edge
 from workers.http.limits import HttpLimits
 from workers.http.server import PublicServer
@@ -31,36 +34,66 @@ SESSION_ID = ids.new_session_id(bytes(16), ids.ANONYMOUS_SECRET)
 
 async def serving(plan: Plan) -> Findings:
     calls = plan.calls(REQUESTS)
-    async with _ours() as our_url, _baseline() as their_url:
-        contenders = [
-            Contender("gateway", _load(our_url)),
-            Contender("uvicorn and Starlette as they come", _load(their_url)),
+    async with _ours() as (our_url, request_id), _baseline() as their_url:
+        cases = [
+            ("serve a small request", load_process.HEARTBEAT, SESSION_ID),
+            ("serve a poll whose result is ready", load_process.POLL, request_id),
         ]
-        case = Case(f"serve a small request, {IN_FLIGHT} in flight", calls, contenders)
-        return Findings(await measure(case, plan.rounds))
+        figures: list[Figure] = []
+        for what, call, of_id in cases:
+            contenders = [
+                Contender("gateway", _load(our_url, call, of_id)),
+                Contender("uvicorn and Starlette as they come", _noted(_load(their_url, call, of_id))),
+            ]
+            case = Case(f"{what}, {IN_FLIGHT} in flight", calls, contenders)
+            figures += await measure(case, plan.rounds)
+        return Findings(figures)
 
 
-def _load(url: str) -> Callable[[int], Awaitable[None]]:
+def _load(url: str, call: str, of_id: str) -> Callable[[int], Awaitable[None]]:
     async def work(calls: int) -> None:
         client = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.load_process", url, SESSION_ID, str(calls), str(IN_FLIGHT)
+            sys.executable, "-m", "benchmarks.load_process", url, call, of_id, str(calls), str(IN_FLIGHT)
         )
         if await client.wait() != 0:
-            raise WrongResult(f"{url} did not answer every request with 200")
+            raise WrongResult(f"{url} did not answer every {call} with 200")
 
     return work
 
 
+def _noted(work: Callable[[int], Awaitable[None]]) -> Callable[[int], Awaitable[None]]:
+    """With an access log, for as long as it is the baseline's turn: ours has none."""
+
+    async def with_log(calls: int) -> None:
+        with starlette_defaults.access_log():
+            await work(calls)
+
+    return with_log
+
+
 @asynccontextmanager
-async def _ours() -> AsyncIterator[str]:
+async def _ours() -> AsyncIterator[tuple[str, str]]:
+    """Its address, and the id of a sample that has ended there."""
     bench = await AppBench().open()
+    request_id = await settled(bench)
+    # What is fetched has its time started in the store, as in a worker.
+    clocks = asyncio.create_task(bench.clocks.run())
     with _listener() as listener:
-        server = PublicServer(bench.app, listener, Edge(HttpLimits()), backlog=BACKLOG)
+        server = PublicServer(
+            bench.app,
+            listener,
+            Edge(HttpLimits()),
+            backlog=BACKLOG,
+            direct=bench.app.direct,
+            standing=bench.app.standing,
+        )
         await server.start()
         try:
-            yield _url(listener)
+            yield _url(listener), request_id
         finally:
             await server.stop(1.0)
+            clocks.cancel()
+            await asyncio.gather(clocks, return_exceptions=True)
             await bench.close()
 
 

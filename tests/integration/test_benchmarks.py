@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import fairness, outstanding, run, upstream_list
+from benchmarks import fairness, load_process, outstanding, run, upstream_list
 from benchmarks.macro import bench_runs
 from benchmarks.macro.rows import Row
 from benchmarks.micro import forward, serving, store
 from benchmarks.turns import Plan, WrongResult
+from workers.app import PublicApp
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from starlette.types import Receive, Scope, Send
 
 ONCE = Plan(rounds=1, quick=True)
 
@@ -38,7 +41,32 @@ async def test_forward_beside_httpx_where_it_is_installed() -> None:
 
 async def test_serving_beside_the_defaults() -> None:
     found = await serving.serving(ONCE)
-    assert [figure.calls for figure in found.figures] == [ONCE.calls(serving.REQUESTS)] * 2
+    heartbeat, poll = (f"serve a {what}, 64 in flight" for what in ("small request", "poll whose result is ready"))
+    assert [figure.case for figure in found.figures] == [heartbeat, heartbeat, poll, poll]
+    assert [figure.contender for figure in found.figures] == ["gateway", "uvicorn and Starlette as they come"] * 2
+    assert {figure.calls for figure in found.figures} == {ONCE.calls(serving.REQUESTS)}
+
+
+async def test_a_poll_is_served_without_asgi_and_a_heartbeat_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the rows would not measure what they say."""
+    paths: set[str] = set()
+    app = PublicApp.__call__
+
+    async def noted(self: PublicApp, scope: Scope, receive: Receive, send: Send) -> None:
+        paths.add(scope["path"])
+        await app(self, scope, receive, send)
+
+    monkeypatch.setattr(PublicApp, "__call__", noted)
+    await serving.serving(ONCE)
+    assert "/api/v1/session_heartbeat" in paths
+    assert "/api/v1/retrieve_future" not in paths
+
+
+async def test_a_load_that_is_not_answered_is_wrong() -> None:
+    """A poll for a sample that is not there."""
+    async with serving._ours() as (url, request_id):
+        with pytest.raises(WrongResult, match="poll"):
+            await serving._load(url, load_process.POLL, request_id + "x")(1)
 
 
 async def test_a_reply_that_ends_elsewhere_is_wrong() -> None:
