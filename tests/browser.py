@@ -89,6 +89,8 @@ async def chromium(directory: Path) -> AsyncIterator[Page]:
     assert CHROMIUM is not None
     profile = directory / "profile"
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]
+    # A picture of the whole page has no room for one: its right edge would be cut off.
+    options.append("--hide-scrollbars")
     process = await asyncio.create_subprocess_exec(
         CHROMIUM,
         *options,

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser before a status of our own making: what an operator has to mend."""
+"""The dashboard in a real browser before a status of our own making: what is to be mended, and that all of it fits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import msgspec
 import pytest
 
 from gateway.admin.app import admin_app, admin_server
+from gateway.admin.key_ledger import KeyView
 from gateway.admin.report import RAW_LOGPROBS, warnings
+from gateway.admin.timings import STAGES, Timings, UpstreamTotals
 from shared.core.upstream_protocol import NO_GENERATE
+from shared.store.base import StoreInfo
 from tests.browser import CHROMIUM, chromium
-from tests.gateway_views import VIEW, slot_view, worker_status
+from tests.gateway_views import VIEW, histogram, slot_view, worker_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -95,6 +98,52 @@ async def test_a_name_in_a_warning_is_no_markup_and_does_not_stick_out(tmp_path:
             await page.resize(width, 844)
             await page.appears(f"document.documentElement.scrollWidth <= {width}")
         assert page.complaints == []
+
+
+def crowded() -> View:
+    """Long names and large numbers wherever there may be some."""
+    status = worker_status("up", "resting", "unknown", "leaving")
+    urls = (
+        "https://vllm-0.sampling-upstreams.inference.svc.cluster.local:8443",
+        f"https://{'a' * 120}:1",
+        "http://u",
+        "x",
+    )
+    upstreams = tuple(
+        msgspec.structs.replace(upstream, url=url, in_flight=65_536)
+        for upstream, url in zip(status.upstreams, urls, strict=True)
+    )
+    status = msgspec.structs.replace(status, upstreams=upstreams, in_flight=65_536, in_flight_bytes=2**36)
+    slot = replace(slot_view(0, status), source_ip="fd00:1234:5678:9abc::1:2", pid=4_194_304)
+    many = {url: UpstreamTotals(12_345_678, 123_456, 0, histogram(900.0), histogram(1500.0)) for url in urls}
+    timings = Timings({stage: histogram(1500.0) for stage in STAGES}, many)
+    return replace(
+        VIEW,
+        slots=(slot, replace(slot, slot=1)),
+        logprobs_scale=dict.fromkeys(urls, False),
+        redis=StoreInfo("sentinel", "Redis 8.2.1", 10 * 2**30, 64 * 2**30, "noeviction"),
+        redis_url="rediss://redis-master.sampling.svc.cluster.local:6379/0",
+        totals=dict.fromkeys(VIEW.totals, 123_456_789),
+        since_start=timings,
+        last_minute=timings,
+        keys=tuple(KeyView(name, 65_536, 2**35, 987_654_321, 12_345_678) for name in ("a", "evaluations-" * 8)),
+    )
+
+
+STICKS_OUT: Final = """[...document.querySelectorAll("section, .tile")]
+    .filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.textContent.trim().slice(0, 40))"""
+
+
+async def test_long_names_and_large_numbers_do_not_stick_out_of_any_window(tmp_path: Path) -> None:
+    """The widths stand on both sides of where the style sheet changes the page."""
+    async with dashboard(Told(crowded()), tmp_path) as page:
+        await page.appears("document.querySelectorAll('#upstreams tbody tr').length === 4")
+        assert await page.evaluate("document.querySelectorAll('#keys tbody tr').length") == 2
+        for width in (320, 390, 832, 840, 959, 961, 1280):
+            await page.resize(width, 844)
+            assert await page.evaluate("innerWidth") == width
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width, width
+            assert await page.evaluate(STICKS_OUT) == [], width
 
 
 async def test_what_an_operator_copies_of_a_warning_stays_selected(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.browser import Page
 
 KEY: Final = "operators only"
-SAMPLING_KEY: Final = "tml-trainers"
+SAMPLING_KEYS: Final = {"trainers": "tml-trainers", "evals": "tml-evals"}
 FAST_S: Final = "0.2"
 SLOW_S: Final = "2.0"
 # Set to a directory: pictures of the page are kept there. docs/dashboard.png is one of them.
@@ -30,7 +30,7 @@ PICTURES: Final = os.environ.get("DASHBOARD_PICTURES")
 # A picture is to show lines that have gone on for a while.
 LOOKS: Final = 3 if PICTURES is None else 50
 # Few enough that the upstreams' times are not the machine's.
-CONCURRENCY: Final = "32" if PICTURES is None else "160"
+CONCURRENCY: Final = {"trainers": 24, "evals": 8} if PICTURES is None else {"trainers": 120, "evals": 40}
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,7 +50,7 @@ class Bench:
             self.simulators.append(Simulator(directory / name, "--mode", "latency", "--gen-seconds", seconds))
         self.fast, self.slow = (simulator.url for simulator in self.simulators)
         keys_file = directory / "keys.toml"
-        keys_file.write_text(new_entry("trainers", SAMPLING_KEY, NO_LIMITS))
+        keys_file.write_text("".join(new_entry(name, key, NO_LIMITS) for name, key in SAMPLING_KEYS.items()))
         keys_file.chmod(0o600)
         flags = [
             "--upstream",
@@ -74,18 +74,21 @@ class Bench:
     @asynccontextmanager
     async def load(self) -> AsyncIterator[None]:
         """Samples of several clients until the block is over."""
-        arguments = ["--url", self.gateway.url, "--samples", "20000", "--concurrency", CONCURRENCY]
-        arguments += ["--api-key", SAMPLING_KEY]
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway", "bench", *arguments),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        running = [await self._client(name, key) for name, key in SAMPLING_KEYS.items()]
         try:
             yield
         finally:
-            process.terminate()
-            await process.wait()
+            for process in running:
+                process.terminate()
+                await process.wait()
+
+    async def _client(self, name: str, key: str) -> asyncio.subprocess.Process:
+        arguments = ["--url", self.gateway.url, "--samples", "20000", "--concurrency", str(CONCURRENCY[name])]
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway", "bench", *arguments, "--api-key", key),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +130,7 @@ async def keep_picture(page: Page, name: str) -> None:
 
 async def test_it_shows_which_upstream_is_slow(bench: Bench, tmp_path: Path) -> None:
     async with bench.load(), dashboard(bench, tmp_path) as page:
-        await page.resize(1280, 900)
+        await page.resize(1100, 900)
         slow = await page.appears(f"(row => row && row.State.includes('slow') && row)({row_of(bench.slow)})")
         fast = await page.evaluate(row_of(bench.fast))
         assert "slow" not in fast["State"]
@@ -140,11 +143,13 @@ async def test_it_shows_which_upstream_is_slow(bench: Bench, tmp_path: Path) -> 
         await page.appears(f"{points} >= {LOOKS}", within_s=APPEARS_S + 2 * LOOKS)
         assert await page.evaluate("document.querySelectorAll('#workers tbody tr').length") == 2
         assert await page.evaluate("document.querySelectorAll('#stages tbody tr').length") == 5
-        of_key = "document.querySelector('#keys tbody tr').textContent"
-        await page.appears(f"{of_key}.startsWith('trainers') && !document.querySelector('#callers').hidden")
+        of_keys = "[...document.querySelectorAll('#keys tbody tr')]"
+        for number, name in enumerate(SAMPLING_KEYS):
+            await page.appears(f"{of_keys}[{number}].cells[0].textContent === '{name}'")
+            await page.appears(f"parseInt({of_keys}[{number}].cells[3].textContent) > 0")
         assert await page.evaluate("document.querySelector('#health').textContent") == "ready"
         await keep_picture(page, "dashboard")
-        await page.resize(1280, 900, dark=True)
+        await page.resize(1100, 900, dark=True)
         await keep_picture(page, "dashboard-dark")
         await page.resize(390, 844)
         await page.appears("document.documentElement.scrollWidth <= 390")

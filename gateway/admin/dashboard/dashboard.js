@@ -82,7 +82,7 @@ function table(id, columns, rows, cards = false) {
 
 function facts(id, rows) {
   $(id).replaceChildren(...rows.map(([title, value]) =>
-    element("tr", "", element("th", "", title), element("td", "number", value))));
+    element("tr", "", element("th", "", title), element("td", "fact", value))));
 }
 
 /** Left alone while it says the same: an operator may be copying a sentence of it. */
@@ -194,7 +194,7 @@ function drawUpstreams({ upstreams }) {
     ["Queue p99", "number", (each) => seconds(each.queue_s.p99)],
     ["p50", "number", (each) => seconds(each.latency_s.p50)],
     ["p99", "number", (each) => seconds(each.latency_s.p99)],
-    ["Latency p50", "", (each) => bar((each.latency_s.p50 ?? 0) / longest, slow.has(each) ? "warn" : "")],
+    ["Latency p50", "gauge", (each) => bar((each.latency_s.p50 ?? 0) / longest, slow.has(each) ? "warn" : "")],
   ], upstreams, true);
 }
 
@@ -205,7 +205,7 @@ function drawStages({ stages_s: stages }) {
     ["Stage", "name", (row) => row.name],
     ["p50", "number", (row) => seconds(row.p50)],
     ["p99", "number", (row) => seconds(row.p99)],
-    ["", "", (row) => bar((row.p99 ?? 0) / longest)],
+    ["", "gauge", (row) => bar((row.p99 ?? 0) / longest)],
   ], rows);
 }
 
@@ -228,7 +228,7 @@ function drawCounts(status) {
 
 function drawRedis({ redis, sessions }) {
   facts("redis", [
-    ["Address", element("span", "name", redis.embedded ? "the embedded server" : redis.url)],
+    ["Address", redis.embedded ? "the embedded server" : redis.url],
     ["State", badge(redis.reachable ? "answers" : "does not answer", redis.reachable ? "good" : "bad")],
     ["Version", `${redis.version} (${redis.mode})`],
     ["Memory", redis.max_bytes ? `${bytes(redis.used_bytes)} of ${bytes(redis.max_bytes)}` : `${bytes(redis.used_bytes)}, no limit`],
@@ -277,7 +277,7 @@ function drawKeys({ keys }) {
     ["Lately", "number", (each) => count(lately(each, "samples"))],
     ["Refused", "number", (each) => count(each.rejected)],
     ["Refused lately", "number", (each) => count(lately(each, "rejected"))],
-    ["Share in flight", "", (each) => bar(each.in_flight / most)],
+    ["Share in flight", "gauge", (each) => bar(each.in_flight / most)],
   ], keys, true);
 }
 
