@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +32,8 @@ _MAX_N: Final = 16_384
 # From here on a prompt is read without an object per token, which would be nine tenths of a request's cost.
 _LONG_BYTES: Final = 4096
 _PROMPTS: Final = ("prompt", "token_ids")
+# Stands where the prompt was while the rest is read: text that no document has by chance.
+_TAKEN_OUT: Final = os.urandom(16).hex()
 
 
 class Refused(Exception):
@@ -94,12 +97,13 @@ def _with_long_prompt(body: bytes, simdjson: ModuleType) -> dict[str, Any] | Non
         if not found or not closed or opening in after or b"[" in inside:
             continue
         try:
-            document = orjson.loads(b"%b%b]%b" % (before, opening, after))
+            document = orjson.loads(b'%b%b"%b"]%b' % (before, opening, _TAKEN_OUT.encode(), after))
             prompt = simdjson.Parser().parse(b"[%b]" % inside)
             ids = np.frombuffer(prompt.as_buffer(of_type="i"), np.int64) if isinstance(prompt, simdjson.Array) else ()
         except (ValueError, TypeError, RuntimeError):
             return None
-        if isinstance(document, dict) and document.get(name) == [] and len(ids):
+        # It may have stood deeper, or before another one of the same name.
+        if isinstance(document, dict) and document.get(name) == [_TAKEN_OUT] and len(ids):
             return {**document, name: ids}
     return None
 
@@ -163,7 +167,7 @@ def _prompt(value: Any, max_model_len: int) -> NDArray[np.int32]:
         )
     if not len(value):
         raise Refused(400, "You must pass at least one prompt")
-    ids = np.asarray(value)
+    ids = value if isinstance(value, np.ndarray) else _exact(value)
     if (lowest := ids.min()) < 0:
         place = f"body.prompt.{int(ids.argmin())}"
         said = f"'msg': 'Input should be greater than or equal to 0', 'input': '{lowest}', 'ctx': {{'ge': 0}}"
@@ -172,6 +176,14 @@ def _prompt(value: Any, max_model_len: int) -> NDArray[np.int32]:
         raise Refused(400, f"Token id {highest} is out of vocabulary")
     _check_length(len(ids), max_model_len)
     return ids.astype(np.int32)
+
+
+def _exact(value: list[int]) -> NDArray[Any]:
+    """Of integers that may be too long for any of numpy's own: it would take some for floats."""
+    try:
+        return np.array(value, np.int64)
+    except OverflowError:
+        return np.array(value, object)
 
 
 def _check_length(prompt_tokens: int, max_model_len: int) -> None:

@@ -152,6 +152,14 @@ def test_a_whole_request() -> None:
     assert ask.prompt.tolist() == [10, 11, 12]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [([1, 2**63], f"{2**63} is out"), ([-1, 2**63], "'input': '-1'"), ([-(2**70)], f"'input': '-{2**70}'")],
+)
+def test_numbers_are_told_as_they_came(prompt: list[int], told: str) -> None:
+    assert told in refusal(prompt=prompt)["message"]
+
+
 LONG = [number % 32_000 for number in range(3_000)]
 
 
@@ -202,6 +210,9 @@ def test_a_long_prompt_of_anything_else_stays_what_it_is(prompt: Any) -> None:
         b'{"prompt":[],"prompt":[%b]}',
         b'{"prompt":[%b],"prompt":[]}',
         b'[{"prompt":[%b]}]',
+        b'{"prompt":[%b],"prompt": []}',
+        b'{"prompt":[%b],"\\u0070rompt":[]}',
+        b'{"a":{"token_ids":[%b]},"token_ids": []}',
     ],
 )
 @pytest.mark.usefixtures("quick")
