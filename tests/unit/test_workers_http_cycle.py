@@ -39,6 +39,7 @@ class Flow:
 class Bench:
     def __init__(self, method: str = "POST", *, keep_alive: bool = True) -> None:
         self.transport, self.flow, self.ended = Transport(), Flow(), 0
+        self.ended_within_body = False
         self.cycle = GatewayCycle(
             {"method": method},
             self.transport,
@@ -51,10 +52,15 @@ class Bench:
             False,
             keep_alive,
             self._on_end,
+            end_within_body=self._end_within_body,
         )
+        self.cycle.whole()
 
     def _on_end(self) -> None:
         self.ended += 1
+
+    def _end_within_body(self) -> None:
+        self.ended_within_body = True
 
     async def whole(self, status: int, body: bytes | memoryview) -> None:
         await self.cycle.send({"type": WHOLE_REPLY, "status": status, "headers": HEADERS, "body": body})
@@ -79,6 +85,14 @@ async def test_the_bytes_are_the_same(method: str, keep_alive: bool, body: bytes
     assert ours.ended == theirs.ended == 1
     if method == "POST":
         assert len(ours.transport.writes) == 1
+
+
+@pytest.mark.parametrize("keep_alive", [True, False])
+async def test_a_last_reply_that_does_not_wait_for_the_body_does_not_close(keep_alive: bool) -> None:
+    bench = Bench(keep_alive=keep_alive)
+    bench.cycle.more_body = True
+    await bench.whole(413, b"{}")
+    assert (bench.ended_within_body, bench.transport.closed) == (not keep_alive, False)
 
 
 def lines(bench: Bench) -> list[bytes]:

@@ -14,7 +14,7 @@ from workers.http.direct import SCATTER_FROM_BYTES
 from workers.http.watch import connection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 # The key in a scope's `extensions`, and the type of the message: status, headers (Content-Length left out), body.
 WHOLE_REPLY: Final = "gateway.whole_reply"
@@ -26,8 +26,10 @@ class GatewayCycle(RequestResponseCycle):
 
     _told_of_the_end = False
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, end_within_body: Callable[[], None]) -> None:
+        """`end_within_body` is called after a last reply that does not wait for all of the body."""
         super().__init__(*arguments)
+        self._end_within_body = end_within_body
         self._connection = connection(self.scope)  # type: ignore[arg-type] # a typed dict
         self._parts: list[bytes] = []
         self.unread_bytes = 0
@@ -113,5 +115,5 @@ class GatewayCycle(RequestResponseCycle):
         self.response_complete = True
         self.message_event.set()
         if not self.keep_alive:
-            self.transport.close()
+            (self._end_within_body if self.more_body else self.transport.close)()
         self.on_response()

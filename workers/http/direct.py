@@ -142,7 +142,7 @@ class DirectCycle:
         try:
             self.caller = self._endpoint.admit(self.headers)
         except GatewayError as error:
-            self._write(self._endpoint.refused(error, self.path))
+            self._write(self._endpoint.refused(error, self.path), self._protocol.end_within_body)
 
     def add(self, part: bytes) -> None:
         self._parts.append(part)
@@ -184,7 +184,7 @@ class DirectCycle:
                 await protocol.flow.drain()
             if self.disconnected:
                 return
-            self._write(reply)
+            self._write(reply, protocol.transport.close)
             if reply.on_delivered is not None and await protocol.connection.drained():
                 reply.on_delivered()
         except BaseException:
@@ -205,15 +205,17 @@ class DirectCycle:
             protocol.cycle = cycle
         return cycle
 
-    def _write(self, reply: Reply) -> None:
+    def _write(self, reply: Reply, end: Callable[[], None]) -> None:
         self.response_started = True
         write_reply(self._protocol.transport, reply, keep_alive=self.keep_alive)
         self.response_complete = True
+        if not self.keep_alive:
+            end()
         self._protocol.on_response_complete()
 
 
 def write_reply(transport: asyncio.Transport, reply: Reply, *, keep_alive: bool) -> None:
-    """All of it; and ends the connection where it is not kept."""
+    """All of it. Who does not keep the connection has to end it."""
     body = reply.body
     opening = _opening(reply.status, reply.content_type)
     ending = b"" if keep_alive else b"connection: close\r\n"
@@ -221,8 +223,6 @@ def write_reply(transport: asyncio.Transport, reply: Reply, *, keep_alive: bool)
         transport.write(b"".join((b"%b%d\r\n%b\r\n" % (opening, len(body), ending), body)))
     else:
         transport.writelines((b"%b%d\r\n%b\r\n" % (opening, len(body), ending), body))
-    if not keep_alive:
-        transport.close()
 
 
 @lru_cache(maxsize=64)

@@ -67,6 +67,10 @@ _HIGH_WATER_BYTES = 64 * KIB
 _OWN = frozenset({"parser", "pipeline"})
 
 
+class Ended(Exception):
+    """The last reply was given: what the client has sent behind that request is no request any more."""
+
+
 class Phase(Enum):
     BETWEEN = "between"
     HEAD = "head"
@@ -97,6 +101,8 @@ class GatewayProtocol(HttpToolsProtocol):
     _has_body = False
     _length: bytes | None = None
     _is_small_read = False
+    # Its last reply was given before the body of its request was whole.
+    _ends = False
     # Whether each header is to be looked at: in a head that may become too long, and in a trailer.
     _looks = True
     _discarded_bytes = 0
@@ -145,10 +151,10 @@ class GatewayProtocol(HttpToolsProtocol):
         """A new connection's request has mostly come with it. To wait until the loop says so costs a turn of it, which
         takes tens of milliseconds when the machine is busy: half the time of a short request.
         """
-        connected: socket.socket | None = self.transport.get_extra_info("socket")
-        if connected is None:
-            return
         try:
+            connected: socket.socket | None = self.transport.get_extra_info("socket")
+            if connected is None:
+                return
             data = os.read(connected.fileno(), _EARLY_BYTES)
         except OSError:
             # Not here yet; or broken, which the loop's own read finds out too.
@@ -158,7 +164,12 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         # uvloop begins to read when we return, unless it does already.
         self.transport.resume_reading()
-        self.data_received(data)
+        try:
+            self.data_received(data)
+        except BaseException:
+            # uvloop ends a connection whose read fails, but not one whose beginning does.
+            self._cut()
+            raise
         if self.flow.read_paused:
             self.loop.call_soon(self._pause_again)
 
@@ -206,7 +217,11 @@ class GatewayProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._refuse(refusal.refusal_of(error))
+            if self.transport.is_closing():
+                # Nothing is left to be told.
+                self._phase = _REFUSED
+            else:
+                self._refuse(refusal.refusal_of(error))
         else:
             if self._phase is not _BETWEEN:
                 self._note_arrival(len(data))
@@ -325,6 +340,8 @@ class GatewayProtocol(HttpToolsProtocol):
             # Over before it has begun: nothing is left to be awaited, broken off or told.
             self.cycle = None
             write_reply(self.transport, standing.reply(), keep_alive=keep_alive)
+            if not keep_alive:
+                self.transport.close()
             self.on_response_complete()
             return
         scope = self.scope_of(method, version, self.url, self.headers)
@@ -373,8 +390,10 @@ class GatewayProtocol(HttpToolsProtocol):
         )
 
     def _is_bare(self) -> bool:
-        """A head and nothing else, from a client that reads."""
-        return not self._has_body and not self.flow.write_paused and not self.access_log
+        """A head and nothing else, from a client that reads and asks nothing about a body."""
+        return (
+            not self._has_body and not self.expect_100_continue and not self.flow.write_paused and not self.access_log
+        )
 
     def as_asgi(self, scope: Scope, *, keep_alive: bool) -> GatewayCycle:
         """The request, for an application."""
@@ -390,6 +409,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self.expect_100_continue,
             keep_alive,
             self.on_response_complete,
+            end_within_body=self.end_within_body,
         )
 
     def _check_head(self) -> str:
@@ -425,6 +445,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._phase = _BETWEEN
         self.edge.arriving.discard(self)
         if cycle is None or cycle.response_complete:
+            if self._ends or self.transport.is_closing():
+                self.transport.close()
+                raise Ended
             self._wait_for_next()
             return
         cycle.whole()
@@ -451,6 +474,14 @@ class GatewayProtocol(HttpToolsProtocol):
             # Nobody can tell whether the client will still send the body that it asked about.
             self.transport.close()
             self._watch_closing()
+
+    def end_within_body(self) -> None:
+        """The last reply is written, and more of its request's body may come.
+
+        To close over bytes that are still unread is to reset the connection, and the reply may be lost with it.
+        """
+        self._ends = True
+        self._end_our_side()
 
     def _read_on(self) -> None:
         if self.flow.read_paused:
@@ -491,6 +522,9 @@ class GatewayProtocol(HttpToolsProtocol):
         """Sends the refusal, ends our side, and leaves the client a moment to read it."""
         self._refusal = None
         self.transport.write(reply)
+        self._end_our_side()
+
+    def _end_our_side(self) -> None:
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:

@@ -157,6 +157,14 @@ class Client:
             data += piece
         return data
 
+    async def read_to_the_goodbye(self) -> bytes:
+        """As `read_to_end`. Raises `ConnectionResetError` where the connection does not end in order."""
+        data = b""
+        async with asyncio.timeout(DEADLINE_S):
+            while piece := await self._loop.sock_recv(self.sock, 65536):
+                data += piece
+        return data
+
     def close(self) -> None:
         self.sock.close()
 

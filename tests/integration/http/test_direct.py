@@ -210,6 +210,37 @@ async def test_a_stranger_is_refused_before_the_body_and_may_try_again() -> None
         client.close()
 
 
+async def test_a_last_refusal_is_not_lost_with_the_body_that_it_did_not_wait_for() -> None:
+    data = request("POST", "/echo", bytes(60 * KIB), "X-Stranger: yes", "Connection: close")
+    async with direct() as bench:
+        client = bench.served.connect_saying(data[: 40 * KIB])
+        assert (await client.read_to_the_goodbye()).endswith(b"/echo: who are you?")
+        assert await client.send(data[40 * KIB :])
+        await until(lambda: not bench.served.edge.open, "the body was whole")
+        client.close()
+
+
+async def test_a_body_that_does_not_come_after_the_last_refusal_is_not_waited_for() -> None:
+    data = request("POST", "/echo", bytes(60 * KIB), "X-Stranger: yes", "Connection: close")
+    async with direct() as bench:
+        client = bench.served.connect_saying(data[:KIB])
+        assert status_of(await client.read_to_the_goodbye()) == 401
+        bench.served.sweep_after(HttpLimits().linger_s)
+        await until(lambda: not bench.served.edge.open, "cut")
+        client.close()
+
+
+async def test_what_was_sent_behind_a_last_refusal_is_no_request() -> None:
+    async with direct() as bench:
+        bench.served.edge.start_draining()
+        refused = request("POST", "/echo", b"theirs", "X-Stranger: yes")
+        client = bench.served.connect_saying(refused + request("POST", "/echo", b"mine"))
+        assert (await client.read_to_end()).count(b"HTTP/1.1 ") == 1
+        await until(lambda: not bench.served.edge.open, "closed")
+        assert (bench.route.admitted, bench.route.bodies, bench.app.scopes) == (1, [], [])
+        client.close()
+
+
 async def test_a_crowd_is_answered_whole() -> None:
     async with direct() as bench:
         replies = await asyncio.gather(*(bench.ask(request("POST", "/echo", b"%d" % n)) for n in range(CROWD)))

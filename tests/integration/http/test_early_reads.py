@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -99,6 +99,19 @@ async def test_a_refusal_of_what_came_early() -> None:
     async with serving() as served:
         told = await all_that_is_told(served.connect_saying(b"\0\1\2\r\n\r\n"))
         assert status_of(told) == 400
+
+
+async def test_a_defect_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: protocol.GatewayProtocol, data: bytes) -> None:
+        raise RuntimeError("a defect")
+
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    monkeypatch.setattr(protocol.GatewayProtocol, "data_received", broken)
+    async with serving() as served:
+        assert await all_that_is_told(served.connect_saying(CLOSING)) == b""
+        await until(lambda: not served.edge.open, "closed")
+    assert [str(context["exception"]) for context in reported] == ["a defect"]
 
 
 @pytest.mark.parametrize("data", [b"", b"POST /echo HTT", CLOSING], ids=["nothing", "half a head", "a request"])

@@ -104,6 +104,15 @@ async def test_an_early_reply_is_read_although_the_body_still_comes() -> None:
         client.close()
 
 
+async def test_an_early_reply_that_is_the_last_is_not_lost_with_the_body() -> None:
+    async with serving() as served:
+        client = await served.connect()
+        assert await client.send(request("POST", "/early", bytes(MIB), "Connection: close"))
+        assert (await client.read_to_the_goodbye()).endswith(b"too large")
+        await until(lambda: not served.edge.open, "the body was whole")
+        client.close()
+
+
 async def test_a_body_that_goes_on_after_its_reply_is_cut() -> None:
     async with serving() as served:
         client = await served.connect()

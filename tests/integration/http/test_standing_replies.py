@@ -92,6 +92,17 @@ async def test_while_the_server_drains_connections_end() -> None:
         assert b"connection: close" in await bench.served.exchange(HEALTH)
 
 
+@pytest.mark.parametrize("behind", [HEALTH, request("POST", "/echo", b"{}")], ids=["the same", "another"])
+async def test_what_was_sent_behind_a_last_reply_is_no_request(behind: bytes) -> None:
+    async with standing() as bench:
+        bench.served.edge.start_draining()
+        client = bench.served.connect_saying(HEALTH + behind)
+        assert (await client.read_to_end()).count(b"HTTP/1.1 ") == 1
+        await until(lambda: not bench.served.edge.open, "closed")
+        assert (bench.health.asked, bench.app.scopes) == (1, [])
+        client.close()
+
+
 async def test_it_waits_for_the_requests_before_it_and_not_for_those_behind() -> None:
     async with standing() as bench:
         client = bench.served.connect_saying(HEALTH + request("POST", "/hold", b"1") + HEALTH)
@@ -110,9 +121,10 @@ async def test_it_waits_for_the_requests_before_it_and_not_for_those_behind() ->
         request("GET", "/health", b"{}"),
         request("HEAD", "/health"),
         request("GET", "/health?a"),
+        request("GET", "/health", b"", "Expect: 100-continue"),
         b"GET /health HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
-    ids=["body", "method", "query", "chunked"],
+    ids=["body", "method", "query", "asks", "chunked"],
 )
 async def test_all_that_is_not_bare_goes_by_asgi(data: bytes) -> None:
     async with standing() as bench:
