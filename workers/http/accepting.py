@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 _IN_ONE_TURN: Final = 64
 
 
+class _Ending(asyncio.Protocol):
+    """Of a connection that nobody serves."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # a stream's, always
+        transport.abort()
+
+
 class Acceptor:
     def __init__(
         self,
@@ -64,11 +71,20 @@ class Acceptor:
 
     def _first(self) -> asyncio.Protocol:
         # Now, while the loop looks at its sockets: those taken are connected in this turn, as the first one is.
+        # What fails is told and goes no further: with nothing for this connection, the loop would never look at its
+        # listening socket again.
         try:
             self._take_waiting()
-        except Exception as error:  # in the loop's own hands it would end the server
-            self._loop.call_exception_handler({"message": "a connection could not be taken", "exception": error})
-        return self._protocol()
+        except Exception as error:
+            self._tell(error)
+        try:
+            return self._protocol()
+        except Exception as error:
+            self._tell(error)
+            return _Ending()
+
+    def _tell(self, error: Exception) -> None:
+        self._loop.call_exception_handler({"message": "a connection could not be taken", "exception": error})
 
     def _take_waiting(self) -> None:
         if self._server is None:
@@ -95,6 +111,9 @@ class Acceptor:
         except OSError:
             # TLS that failed, or a client that has gone again.
             accepted.close()
+        except Exception:
+            accepted.close()
+            raise
 
 
 def _step(coming: Coroutine[asyncio.Future[None], None, None], _: object = None) -> None:

@@ -142,7 +142,7 @@ class DirectCycle:
         try:
             self.caller = self._endpoint.admit(self.headers)
         except GatewayError as error:
-            self._write(self._endpoint.refused(error, self.path), self._protocol.end_within_body)
+            self._write(self._endpoint.refused(error, self.path), is_early=True)
 
     def add(self, part: bytes) -> None:
         self._parts.append(part)
@@ -184,7 +184,7 @@ class DirectCycle:
                 await protocol.flow.drain()
             if self.disconnected:
                 return
-            self._write(reply, protocol.transport.close)
+            self._write(reply)
             if reply.on_delivered is not None and await protocol.connection.drained():
                 reply.on_delivered()
         except BaseException:
@@ -205,12 +205,16 @@ class DirectCycle:
             protocol.cycle = cycle
         return cycle
 
-    def _write(self, reply: Reply, end: Callable[[], None]) -> None:
+    def _write(self, reply: Reply, *, is_early: bool = False) -> None:
+        """`is_early`: the body may not be whole yet."""
         self.response_started = True
         write_reply(self._protocol.transport, reply, keep_alive=self.keep_alive)
         self.response_complete = True
         if not self.keep_alive:
-            end()
+            if is_early:
+                self._protocol.end_within_body()
+            else:
+                self._protocol.transport.close()
         self._protocol.on_response_complete()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 from workers.http.accepting import Acceptor
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def connect(listener: socket.socket, count: int) -> list[socket.socket]:
 async def greeted(client: socket.socket) -> bytes:
     client.setblocking(False)
     with client:
-        return await asyncio.get_running_loop().sock_recv(client, 10)
+        async with asyncio.timeout(DEADLINE_S):
+            return await asyncio.get_running_loop().sock_recv(client, 10)
 
 
 async def test_a_wave_is_taken_in_a_few_turns(listener: socket.socket) -> None:
@@ -79,4 +80,26 @@ async def test_a_client_that_has_gone_again_is_nobodys_trouble(listener: socket.
     acceptor = Acceptor(listener, Greeter, 1024, None)
     await acceptor.start()
     assert await greeted(connect(listener, 1)[0]) == b"hello"
+    await acceptor.close()
+
+
+@pytest.mark.parametrize("which", [1, 3, 5], ids=["the first of those waiting", "the next", "the loop's own"])
+async def test_a_connection_that_cannot_be_taken_is_told_and_ends_alone(listener: socket.socket, which: int) -> None:
+    made = 0
+
+    def failing_once() -> asyncio.Protocol:
+        nonlocal made
+        made += 1
+        if made == which:
+            raise MemoryError
+        return Greeter()
+
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    clients = connect(listener, 5)
+    acceptor = Acceptor(listener, failing_once, 1024, None)
+    await acceptor.start()
+    assert sorted(await asyncio.gather(*map(greeted, clients))) == [b"", *[b"hello"] * 4]
+    assert await greeted(connect(listener, 1)[0]) == b"hello"
+    assert [type(context["exception"]) for context in reported] == [MemoryError]
     await acceptor.close()
