@@ -1,7 +1,8 @@
-"""The supervisor's question to each upstream, until the answer is yes: do its sampled logprobs heed the temperature?
+"""The supervisor's question to each upstream, again and again: do its sampled logprobs heed the temperature?
 
-One that says no is asked again: what an operator has mended is to be told of as mended without a restart.
-What it lists is looked at by the way: a `--model` that none has is logged.
+A vLLM may be started anew with other flags under the same URL: one that is mended is told of as mended, and one that is
+not right any more is found, without a restart of the gateway. What it lists is looked at by the way: a `--model` that
+none has is logged.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ log = logging.getLogger("gateway.logprobs")
 
 # An upstream that is loading a model takes minutes; a probe is two tokens.
 _AGAIN_S: Final = 30.0
+# While the answer is yes: rarely, since it costs the upstream a prompt or two, and soon enough to stop a training run.
+_STILL_S: Final = 300.0
 # How soon an upstream that is new on the list is asked.
 _LOOK_S: Final = 1.0
 
@@ -44,12 +47,13 @@ async def watch_logprobs(settings: Settings, known: dict[str, bool | None]) -> N
     due_s: dict[str, float] = {}
     loop = asyncio.get_running_loop()
     while True:
-        due = [url for url, scales in known.items() if not scales and loop.time() >= due_s.get(url, 0.0)]
+        due = [url for url in known if loop.time() >= due_s.get(url, 0.0)]
         if due:
             await _ask_all(settings, due, known, told)
             _log_missing_models(settings, known, told)
             due_s = {url: at_s for url, at_s in due_s.items() if url in known}
-            due_s |= dict.fromkeys(due, loop.time() + _AGAIN_S)
+            sure = {url for url in due if known.get(url) and url not in told.silent}
+            due_s |= {url: loop.time() + (_STILL_S if url in sure else _AGAIN_S) for url in due}
         await asyncio.sleep(_LOOK_S)
 
 

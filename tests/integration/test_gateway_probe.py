@@ -234,6 +234,22 @@ async def test_a_raw_upstream_is_asked_again_until_it_is_mended_and_told_of_once
     assert told == [RAW_LOGPROBS, "sampled logprobs heed the temperature now"]
 
 
+async def test_an_upstream_that_becomes_raw_under_the_same_url_is_found(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D15: a server that is started anew without the flag."""
+    for name in ("_STILL_S", "_LOOK_S"):
+        monkeypatch.setattr(logprobs_watch, name, 0.001)
+    upstream = Upstream(processed=True)
+    async with serving(upstream) as url:
+        known: dict[str, bool | None] = {url: None}
+        async with watching(known):
+            await until(lambda: known[url])
+            upstream.processed = False
+            await until(lambda: known[url] is False)
+    assert caplog.messages == [RAW_LOGPROBS]
+
+
 class LateUpstream(Upstream):
     """Loads its model until it was asked three times."""
 
@@ -255,6 +271,16 @@ async def test_an_upstream_that_comes_late_is_logged_once_and_again_when_it_is_t
         async with watching(known):
             await until(lambda: known[url])
     assert caplog.messages == ["an upstream does not answer as vLLM does", "an upstream answers now"]
+
+
+async def test_one_that_was_right_is_asked_soon_while_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not answer may be starting anew, with other flags."""
+    for name in ("_AGAIN_S", "_LOOK_S"):
+        monkeypatch.setattr(logprobs_watch, name, 0.001)
+    async with serving(LateUpstream(processed=False)) as url:
+        known: dict[str, bool | None] = {url: True}
+        async with watching(known):
+            await until(lambda: known[url] is False)
 
 
 @pytest.mark.slow
