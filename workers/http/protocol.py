@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from contextlib import suppress
 from enum import Enum
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -61,6 +62,8 @@ HEADER_OVERHEAD_BYTES = 4
 _LENGTH_DIGITS = 10
 # A small request, most of them with all of their body.
 _EARLY_BYTES = 16 * KIB
+# What the loop reads at once.
+_LATER_BYTES = 256 * KIB
 # What transports begin with.
 _HIGH_WATER_BYTES = 64 * KIB
 # What uvicorn makes anew for each connection.
@@ -172,6 +175,10 @@ class GatewayProtocol(HttpToolsProtocol):
             raise
         if self.flow.read_paused:
             self.loop.call_soon(self._pause_again)
+        elif len(data) == _EARLY_BYTES and self.transport.is_closing():
+            # Closed over what is unread, the connection would be reset, and the last reply might be lost with it.
+            with suppress(OSError):
+                os.read(connected.fileno(), _LATER_BYTES)
 
     def _pause_again(self) -> None:
         """uvloop has begun to read after `_read_early` had paused it."""

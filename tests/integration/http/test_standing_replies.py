@@ -103,6 +103,13 @@ async def test_what_was_sent_behind_a_last_reply_is_no_request(behind: bytes) ->
         client.close()
 
 
+async def test_a_last_reply_is_not_lost_with_what_was_sent_behind_it() -> None:
+    async with standing() as bench:
+        client = bench.served.connect_saying(request("GET", "/health", b"", "Connection: close") + bytes(40_000))
+        assert (await client.read_to_the_goodbye()).endswith(FINE)
+        client.close()
+
+
 async def test_it_waits_for_the_requests_before_it_and_not_for_those_behind() -> None:
     async with standing() as bench:
         client = bench.served.connect_saying(HEALTH + request("POST", "/hold", b"1") + HEALTH)
