@@ -142,6 +142,7 @@ class DirectCycle:
         try:
             self.caller = self._endpoint.admit(self.headers)
         except GatewayError as error:
+            self._protocol.note_at_once()
             self._write(self._endpoint.refused(error, self.path), is_early=True)
 
     def add(self, part: bytes) -> None:

@@ -108,6 +108,7 @@ class GatewayProtocol(HttpToolsProtocol):
     _ends = False
     # Whether each header is to be looked at: in a head that may become too long, and in a trailer.
     _looks = True
+    _at_once = 0
     _discarded_bytes = 0
     _arriving_since_s = 0.0
     _paused_before_s = 0.0
@@ -343,6 +344,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         standing = self.standing.get((method, self.url)) if is_first else None
         if standing is not None and self._is_bare():
+            self.note_at_once()
             self._begin_body()
             # Over before it has begun: nothing is left to be awaited, broken off or told.
             self.cycle = None
@@ -359,6 +361,20 @@ class GatewayProtocol(HttpToolsProtocol):
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
+
+    def note_at_once(self) -> None:
+        """One more request is answered as it is parsed. A read may hold thousands, and in one turn the loop reads on
+        and on: there are no more of them in a turn than may wait for theirs.
+        """
+        if not self._at_once:
+            self.loop.call_soon(self._renew)
+        self._at_once += 1
+        if self._at_once > self.edge.limits.pipelined:
+            raise self._too_many()
+
+    def _renew(self) -> None:
+        """A new turn."""
+        self._at_once = 0
 
     def _begin_body(self) -> None:
         self._phase = _BODY
@@ -432,9 +448,12 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._has_body and self.parser.should_upgrade():
             raise Refusal(HTTPStatus.BAD_REQUEST, "A request with a body cannot ask for an upgrade of the protocol.")
         if len(self.pipeline) >= self.edge.limits.pipelined:
-            limit = self.edge.limits.pipelined
-            raise Refusal(HTTPStatus.BAD_REQUEST, f"More than {limit} pipelined requests wait for their turn.")
+            raise self._too_many()
         return version
+
+    def _too_many(self) -> Refusal:
+        limit = self.edge.limits.pipelined
+        return Refusal(HTTPStatus.BAD_REQUEST, f"More than {limit} pipelined requests wait for their turn.")
 
     def on_body(self, body: bytes) -> None:
         cycle = self.cycle

@@ -230,6 +230,15 @@ async def test_a_body_that_does_not_come_after_the_last_refusal_is_not_waited_fo
         client.close()
 
 
+async def test_a_flood_of_strangers_in_one_turn_is_refused_as_by_asgi() -> None:
+    async with direct() as bench:
+        client = bench.served.connect_saying(request("POST", "/echo", b"{}", "X-Stranger: yes") * 170)
+        told = await client.read_to_end()
+        most = HttpLimits().pipelined
+        assert (told.count(b"HTTP/1.1 401"), told.count(b"HTTP/1.1 400")) == (most, 1)
+        client.close()
+
+
 async def test_what_was_sent_behind_a_last_refusal_is_no_request() -> None:
     async with direct() as bench:
         bench.served.edge.start_draining()

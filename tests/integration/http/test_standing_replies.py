@@ -12,6 +12,7 @@ import pytest
 from tests.integration.http.edge_server import Application, Served, request, serving_app, status_of
 from tests.integration.http.test_direct import Said, read_replies
 from tests.waiting import until
+from workers.http.limits import HttpLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -145,6 +146,15 @@ async def test_what_speaks_against_a_head_speaks_against_this_one() -> None:
     async with standing() as bench:
         told = await bench.served.exchange(request("GET", "/health", b"", "X-Long: " + "x" * 100_000))
         assert (status_of(told), bench.health.asked) == (431, 0)
+
+
+async def test_a_flood_in_one_turn_is_refused_as_by_asgi() -> None:
+    async with standing() as bench:
+        client = bench.served.connect_saying(HEALTH * 300)
+        told = await client.read_to_end()
+        most = HttpLimits().pipelined
+        assert (told.count(b"HTTP/1.1 200"), told.count(b"HTTP/1.1 400"), bench.health.asked) == (most, 1, most)
+        client.close()
 
 
 async def test_who_asks_and_does_not_read_is_not_answered_for_ever() -> None:
