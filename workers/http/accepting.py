@@ -33,10 +33,11 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        protocol: Callable[[], asyncio.Protocol],
+        protocol: Callable[[int | None], asyncio.Protocol],
         backlog: int,
         tls: ssl.SSLContext | None,
     ) -> None:
+        """`protocol` makes one for the connection of a descriptor; None where the loop keeps that to itself."""
         self._listener = listener
         self._protocol = protocol
         self._backlog = backlog
@@ -78,7 +79,7 @@ class Acceptor:
         except Exception as error:
             self._tell(error)
         try:
-            return self._protocol()
+            return self._protocol(None)
         except Exception as error:
             self._tell(error)
             return _Ending()
@@ -107,7 +108,9 @@ class Acceptor:
 
     async def _connect(self, accepted: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._protocol, accepted, ssl=self._tls)
+            await self._loop.connect_accepted_socket(
+                partial(self._protocol, accepted.fileno()), accepted, ssl=self._tls
+            )
         except OSError:
             # TLS that failed, or a client that has gone again.
             accepted.close()

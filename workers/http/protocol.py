@@ -97,6 +97,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     # Of a connection on which nothing has happened.
     cycle: GatewayCycle | DirectCycle | None = None  # type: ignore[assignment]
+    # Of the connection; None where uvloop has to be asked for it, which costs an object and a system call.
+    descriptor: int | None = None
     _phase = _BETWEEN
     _refusal: bytes | None = None
     _head_bytes = 0
@@ -155,19 +157,20 @@ class GatewayProtocol(HttpToolsProtocol):
         """A new connection's request has mostly come with it. To wait until the loop says so costs a turn of it, which
         takes tens of milliseconds when the machine is busy: half the time of a short request.
         """
+        descriptor = self.descriptor
         try:
-            connected: socket.socket | None = self.transport.get_extra_info("socket")
-            if connected is None:
-                return
-            data = os.read(connected.fileno(), _EARLY_BYTES)
+            if descriptor is None:
+                connected: socket.socket | None = self.transport.get_extra_info("socket")
+                if connected is None:
+                    return
+                descriptor = connected.fileno()
+            data = os.read(descriptor, _EARLY_BYTES)
         except OSError:
             # Not here yet; or broken, which the loop's own read finds out too.
             return
         if not data:
             # The loop's own read meets the end again.
             return
-        # uvloop begins to read when we return, unless it does already.
-        self.transport.resume_reading()
         try:
             self.data_received(data)
         except BaseException:
@@ -179,7 +182,7 @@ class GatewayProtocol(HttpToolsProtocol):
         elif len(data) == _EARLY_BYTES and self.transport.is_closing():
             # Closed over what is unread, the connection would be reset, and the last reply might be lost with it.
             with suppress(OSError):
-                os.read(connected.fileno(), _LATER_BYTES)
+                os.read(descriptor, _LATER_BYTES)
 
     def _pause_again(self) -> None:
         """uvloop has begun to read after `_read_early` had paused it."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from workers.http.direct import Direct, Standing
     from workers.http.edge import Edge
+    from workers.http.protocol import GatewayProtocol
 
 # Direct requests in one turn of the event loop: a millisecond or two.
 _STARTED_PER_TURN: Final = 16
@@ -118,8 +119,9 @@ class PublicServer:
             if self._loop.time() >= ends_s:
                 return
 
-    def _protocol(self) -> asyncio.Protocol:
-        made: asyncio.Protocol = self._config.http_protocol_class(  # type: ignore[call-arg]
+    def _protocol(self, descriptor: int | None) -> asyncio.Protocol:
+        made: GatewayProtocol = self._config.http_protocol_class(  # type: ignore[assignment,call-arg]
             config=self._config, server_state=self._state, app_state={}, _loop=self._loop
         )
+        made.descriptor = descriptor
         return made

@@ -17,9 +17,15 @@ if TYPE_CHECKING:
 
 class Greeter(asyncio.Protocol):
     made = 0
+    told = 0
+
+    def __init__(self, descriptor: int | None) -> None:
+        self.descriptor = descriptor
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # a stream's, always
         type(self).made += 1
+        assert self.descriptor in (None, transport.get_extra_info("socket").fileno())
+        type(self).told += self.descriptor is not None
         transport.write(b"hello")
         transport.close()
 
@@ -43,7 +49,7 @@ async def greeted(client: socket.socket) -> bytes:
 
 async def test_a_wave_is_taken_in_a_few_turns(listener: socket.socket) -> None:
     """One by one it would take as many turns as there are connections."""
-    Greeter.made = 0
+    Greeter.made = Greeter.told = 0
     clients = connect(listener, 300)
     acceptor = Acceptor(listener, Greeter, 1024, None)
     await acceptor.start()
@@ -52,6 +58,8 @@ async def test_a_wave_is_taken_in_a_few_turns(listener: socket.socket) -> None:
         await asyncio.sleep(0)
         turns += 1
     assert turns < 100
+    # Each turn's first is the loop's own.
+    assert Greeter.told >= 290
     assert set(await asyncio.gather(*map(greeted, clients))) == {b"hello"}
     await acceptor.close()
 
@@ -87,12 +95,12 @@ async def test_a_client_that_has_gone_again_is_nobodys_trouble(listener: socket.
 async def test_a_connection_that_cannot_be_taken_is_told_and_ends_alone(listener: socket.socket, which: int) -> None:
     made = 0
 
-    def failing_once() -> asyncio.Protocol:
+    def failing_once(descriptor: int | None) -> asyncio.Protocol:
         nonlocal made
         made += 1
         if made == which:
             raise MemoryError
-        return Greeter()
+        return Greeter(descriptor)
 
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
