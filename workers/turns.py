@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Lane:
-    """Of the running event loop. `per_turn`: how many may go on between two looks at the sockets."""
+    """Of the running event loop. `per_turn`: how many may go on between two looks at the sockets, from the next on."""
 
     def __init__(self, per_turn: int) -> None:
         # Kept: asking for it is a system call (getpid) in Python 3.11.
         self._loop = asyncio.get_running_loop()
-        self._per_turn = per_turn
+        self.per_turn = per_turn
         self._left = per_turn
         self._renewing = False
         self._waiting: FairLine[Callable[[], bool]] = FairLine()
@@ -56,13 +56,13 @@ class Lane:
 
     def _renew(self) -> None:
         """A new turn, for those who wait."""
-        self._left = self._per_turn
+        self._left = self.per_turn
         while self._waiting and self._left:
             # What starts may want to enter, and waits for the next turn where this one is full with it.
             self._left -= 1
             if not self._waiting.take()():
                 self._left += 1
-        self._renewing = self._left < self._per_turn
+        self._renewing = self._left < self.per_turn
         if self._renewing:
             self._loop.call_soon(self._renew)
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gateway import machine
 from gateway.bench.child import Child
 from gateway.bench.own_redis import OwnRedis
 from gateway.simulator.config import SimulatorConfig
+from shared.core import ports
 from shared.core.errors import StartError
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ _START_S: Final = 60.0
 # Every result has been fetched, or never will be: there is nothing to drain for.
 _DRAIN_S: Final = 1.0
 _STOP_S: Final = 10.0
+# Of the simulated vLLM's file descriptors, what the workers' connections may take together.
+_SIMULATOR_FILES: Final = 0.95
 _URL: Final = re.compile(r"https?://[^\s,;)\"']+")
 _KEPT_IN: Final = re.compile(r"results in (.+?), admin")
 _ADMIN_URL: Final = re.compile(r"admin\W+(https?://[^\s,;)\"']+)", re.IGNORECASE)
@@ -132,7 +136,21 @@ def gateway_command(scenario: Scenario, simulator_url: str, run_dir: Path, redis
         command += ["--session-poll", "off"]
     if scenario.source_ips is not None:
         command += ["--source-ips", scenario.source_ips]
+    if (most := upstream_connections(scenario, machine.raise_fd_limit(), machine.ephemeral_ports())) is not None:
+        command += ["--max-connections", str(most)]
     return command
+
+
+def upstream_connections(scenario: Scenario, open_files: int, port_range: tuple[int, int]) -> int | None:
+    """What a worker may open, where all of them together would open more than the simulated vLLM can hold.
+
+    A server without descriptors takes a connection and closes it at once, and the gateway tries again and again: a run
+    would measure that. None where there is room for what the gateway takes by itself, and where a barrier needs all.
+    """
+    room = int(open_files * _SIMULATOR_FILES) * scenario.simulator_processes // scenario.workers
+    sharing = scenario.workers if scenario.source_ips is None else 1
+    by_itself = ports.connection_limit(port_range, 1, sharing, open_files)
+    return room if room < by_itself and scenario.vllm_mode != "barrier" else None
 
 
 def admin_url_in(line: str) -> str | None:

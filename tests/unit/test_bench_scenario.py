@@ -10,10 +10,11 @@ import pytest
 from gateway.bench.driver import make_plans, source_ip, total_progress
 from gateway.bench.messages import Progress
 from gateway.bench.scenario import PRESETS, STEADY, Scenario, resolve, resolve_all, shares
-from gateway.bench.stack import admin_url_in, gateway_command, kept_in, simulator_command
+from gateway.bench.stack import admin_url_in, gateway_command, kept_in, simulator_command, upstream_connections
 from gateway.serve import ready_line
 from shared.config import Settings
 from shared.core.errors import ConfigError
+from shared.core.ports import DEFAULT_RANGE
 
 
 def test_a_flag_wins_over_the_preset_and_the_preset_over_the_default() -> None:
@@ -119,6 +120,27 @@ def test_commands_pass_on_what_the_scenario_says() -> None:
     assert gateway[gateway.index("--upstream") + 1] == "http://127.0.0.1:1"
     assert gateway[gateway.index("--source-ips") + 1] == "127.0.2.1"
     assert gateway[gateway.index("--workers") + 1] == "3"
+
+
+@pytest.mark.parametrize(
+    ("open_files", "values", "most"),
+    [
+        (20_000, {"workers": 2}, 9_500),
+        (20_000, {"workers": 4}, 4_750),
+        (20_000, {"workers": 4, "source_ips": "127.0.2.1-127.0.2.4"}, 4_750),
+        # By itself a worker leaves half of its files to its clients.
+        (20_000, {"workers": 1}, None),
+        (20_000, {"workers": 2, "simulator_processes": 2}, None),
+        # Ports are what limits the gateway.
+        (1_000_000, {"workers": 2}, None),
+        # All are to be held at once.
+        (20_000, {"workers": 2, "vllm_mode": "barrier"}, None),
+    ],
+)
+def test_the_simulated_vllm_is_not_asked_for_more_connections_than_it_has_files(
+    open_files: int, values: dict[str, Any], most: int | None
+) -> None:
+    assert upstream_connections(resolve(None, values), open_files, DEFAULT_RANGE) == most
 
 
 def test_a_barrier_waits_for_all_that_are_in_flight_at_once() -> None:

@@ -40,6 +40,21 @@ async def test_a_crowd_goes_on_in_its_order_a_few_each_turn_and_others_get_in_be
     assert len(turns) == 0
 
 
+async def test_a_turn_may_become_smaller_and_larger_again() -> None:
+    turns, seen = Turns(PER_TURN), []
+    crowd = Crowd(10 * PER_TURN, turns)
+    for turn_number in range(20):
+        before = len(crowd.done)
+        await turn()
+        seen.append(len(crowd.done) - before)
+        turns.per_turn = PER_TURN if turn_number < 3 or turn_number > 10 else 1
+    assert max(seen) == PER_TURN
+    # What was let in before goes on in the turn after.
+    assert set(seen[6:11]) == {1}
+    assert len(crowd.done) == len(crowd.tasks)
+    assert crowd.done == sorted(crowd.done)
+
+
 async def test_a_crowd_of_one_key_makes_another_wait_for_one_turn_and_not_for_all() -> None:
     """E4"""
     turns = Turns(PER_TURN)
