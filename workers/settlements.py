@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from shared.core.model import SampleKey
 
-# 230 bytes each. Beyond it the oldest are forgotten: a wipe then leaves their clients to the SDK's own patience.
+# 215 bytes each. Beyond it the oldest are forgotten: a wipe then leaves their clients to the SDK's own patience.
 REMEMBERED_MAX: Final = 65_536
-# When it was settled and the claim, in one object of 80 bytes: as the objects that they are they have 270, and what
+# When it was settled and the claim, in one object of 80 bytes: as objects of their own they have 115 more, and what
 # other workers handed over stays for the whole undelivered time.
 _SETTLED: Final = struct.Struct("=dHI16s16s")
 
