@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.bench import sdk_requests
-from gateway.bench.workload import Workload, sample
+from gateway.bench.load import requests
+from gateway.bench.load.workload import Workload, sample
 from tests.vllm_recordings import large_body
 
 SESSION_ID = "gwss-benchmark"
@@ -15,13 +15,13 @@ SESSION_ID = "gwss-benchmark"
 def asample_body(prompt_tokens: int, max_tokens: int = 64, number: int = 0) -> bytes:
     """As the SDK writes it; each `number` is another sample of the same client."""
     workload = Workload(seed=1, model="sim/tiny", prompt_tokens=prompt_tokens, max_tokens=max_tokens)
-    return sdk_requests.asample_body(workload, sample(workload, number), SESSION_ID, number + 1)
+    return requests.asample_body(workload, sample(workload, number), SESSION_ID, number + 1)
 
 
 def retrieve_future_body(number: int = 0) -> bytes:
     """As the SDK writes it, with an id of the length that they have."""
     request_id = f"gwss-{'k' * 32}.gws-{'s' * 32}.b{'m' * 24}:{number}"
-    return sdk_requests.retrieve_future_body(request_id, True)
+    return requests.retrieve_future_body(request_id, True)
 
 
 def reply_body(tokens: int) -> bytes:

@@ -29,20 +29,20 @@ from unittest.mock import patch
 import aiohttp
 
 from gateway.bench.driver import drive
-from gateway.bench.offered import offered_model
-from gateway.bench.report import verdicts
+from gateway.bench.installation import running_stack
+from gateway.bench.report.report import verdicts
+from gateway.bench.run import offered_model
 from gateway.bench.scenario import resolve
-from gateway.bench.stack import running_stack
-from gateway.keys_file import new_entry
-from shared.config import NO_LIMITS, KeyLimits
+from gateway.settings.keys_file import new_entry
+from shared.core.callers import NO_LIMITS, KeyLimits
 from shared.core.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from gateway.bench.report import Report
+    from gateway.bench.installation import Deployment
+    from gateway.bench.report.report import Report
     from gateway.bench.scenario import Scenario
-    from gateway.bench.stack import Deployment
 
 QUIET, FLOOD = "tml-quiet", "tml-flood"
 # What case E4 allows.

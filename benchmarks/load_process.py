@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from gateway.bench import sdk_requests
-from gateway.bench.transport import ConnectionPool, parse_target
+from gateway.bench.load import requests as sdk_requests
+from gateway.bench.load.transport import ConnectionPool, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.bench.sdk_requests import Endpoint, Endpoints
+    from gateway.bench.load.requests import Endpoint, Endpoints
 
 HEARTBEAT: Final = "heartbeat"
 POLL: Final = "poll"

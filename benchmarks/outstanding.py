@@ -25,18 +25,18 @@ from unittest.mock import patch
 import aiohttp
 from rich.console import Console
 
-from gateway.bench import procfs
-from gateway.bench.report import exit_code
+from gateway.bench.installation import running_stack
+from gateway.bench.report.report import exit_code
+from gateway.bench.run import against, print_report
 from gateway.bench.scenario import resolve
-from gateway.bench.session import against, print_report
-from gateway.bench.stack import running_stack
-from gateway.bench.watch import probed
+from gateway.bench.watch import procfs
+from gateway.bench.watch.watch import probed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from gateway.bench.outcome import Run
-    from gateway.bench.stack import Deployment
+    from gateway.bench.installation import Deployment
+    from gateway.bench.report.outcome import Run
 
 MIB = 1024 * 1024
 LOOK_S = 1.0

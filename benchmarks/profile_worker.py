@@ -25,15 +25,15 @@ import aiohttp
 from rich.console import Console
 
 from benchmarks.tables import markdown
+from gateway.bench.installation import running_stack
+from gateway.bench.run import against
 from gateway.bench.scenario import resolve
-from gateway.bench.session import against
-from gateway.bench.stack import running_stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from gateway.bench.installation import Deployment
     from gateway.bench.scenario import Scenario
-    from gateway.bench.stack import Deployment
 
 LOOKS_PER_S = 200
 # The first that fits a frame wins; frames are looked at from the innermost outwards.
@@ -43,13 +43,13 @@ COMPONENTS: tuple[tuple[str, str], ...] = (
     ("garbage collection", r"^gc_|^_PyGC|^deduce_unreachable|^subtract_refs|^visit_|^PyGC_|^move_unreachable"),
     ("numpy", r"numpy"),
     ("JSON of requests and replies", r"simdjson|orjson|msgspec"),
-    ("protobuf", r"google[/.]|upb|shared/wire/proto"),
+    ("protobuf", r"google[/.]|upb|shared/wire/sdk/result"),
     ("translation (shared/wire)", r"shared/wire/"),
-    ("upstream client", r"aiohttp|yarl|multidict|workers/(connector|forwarder|h1/|upstreams)"),
-    ("store client", r"hiredis|shared/store/"),
-    ("HTTP server", r"httptools|uvicorn|workers/http/"),
-    ("routes", r"workers/(app|endpoint|routes/|responses|keyring|sessions|models|pool)|starlette|shared/core/ids"),
-    ("dispatching and execution", r"workers/(dispatcher|execution|running|settlements|waiters|clocks)|shared/core/"),
+    ("upstream client", r"aiohttp|yarl|multidict|workers/upstream/"),
+    ("store client", r"hiredis|shared/(redis|store)/"),
+    ("HTTP server", r"httptools|uvicorn|shared/http/"),
+    ("routes", r"workers/api/|starlette|shared/core/(ids|callers)"),
+    ("dispatching and execution", r"workers/(samples|duties)/|shared/(core|loop)/"),
     ("event loop and tasks", r"uvloop|libuv|^uv_|asyncio|_asyncio"),
 )
 _COMPILED = tuple((name, re.compile(pattern)) for name, pattern in COMPONENTS)

@@ -30,7 +30,7 @@ from benchmarks.macro.rows import ROWS, TARGETS
 from benchmarks.micro import forward, serving, store, wire
 from benchmarks.tables import figures_table
 from benchmarks.turns import Figure, Findings, Plan, WrongResult
-from gateway.bench import procfs
+from gateway.bench.watch import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

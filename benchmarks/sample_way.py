@@ -19,30 +19,31 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import uvloop
+from shared.http.request import Request
 
 from benchmarks import bodies
 from shared.clock import SystemClock
 from shared.core import retry
-from shared.store.base import Settled
-from shared.store.memory_server import MemoryServer
-from shared.wire import proto, vllm
-from shared.wire.tinker_sample import decode_sample
+from shared.core.callers import ANONYMOUS
+from shared.http.peer import Connection
+from shared.store.contract import Settled
+from shared.wire import vllm
+from shared.wire.sdk import result as proto
+from shared.wire.sdk.sample import decode_sample
 from tests.app_bench import AppBench
+from tests.memory_store import MemoryServer
 from tests.worker_bench import TARGET, session
-from workers.endpoint import Request
-from workers.execution import Executor
-from workers.forwarder import Forwarder
-from workers.h1.client import UpstreamClient
-from workers.http.watch import Connection
-from workers.keyring import ANONYMOUS
-from workers.routes import futures
+from workers.api import results
+from workers.samples.execution import Executor
+from workers.upstream.client.own import UpstreamClient
+from workers.upstream.forwarder import Forwarder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shared.core.model import SampleSpec
-    from workers.h1.connection import UpstreamConnection
-    from workers.h1.dial import Origin
+    from workers.upstream.client.connection import UpstreamConnection
+    from workers.upstream.client.dial import Origin
 
 PROMPT_TOKENS, RESULT_TOKENS = 128, 64
 LARGEST_BYTES = 2**26
@@ -154,7 +155,7 @@ class Way:
         deps.sessions.note(of.session_id)
         connection = Connection()
         request = Request(ANONYMOUS, b"", None, connection, {}, {}, None)  # type: ignore[arg-type] # no body is read
-        record = await futures._await_record(deps, request, of.key(number))
+        record = await results._await_record(deps, request, of.key(number))
         assert record is not None
         assert len(record.payload)  # type: ignore[union-attr] # nothing wakes it but its record
         deps.settlements.handed_over(of.key(number))

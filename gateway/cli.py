@@ -5,21 +5,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gateway.flags import FLAGS
-from gateway.options import CONFIG_VARIABLE, Surroundings, resolve, unknown_variables
+from gateway.settings.command_line import SettingsCommand, settings_from, settings_options
+from gateway.settings.resolve import unknown_variables
 from shared.core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from gateway.flag import Flag
-    from shared.config import Settings
 
 EXIT_OK: Final = 0
 EXIT_CHECK_FAILED: Final = 1
@@ -30,11 +26,15 @@ EXIT_WORKERS_DIE: Final = 4
 # name -> module, attribute, one line of help (so that the list needs no import).
 _COMMANDS: Final = {
     "serve": ("gateway.cli", "serve", "Run the gateway (the same as no command)."),
-    "check": ("gateway.check_command", "check", "Try everything that serve would need, and print a table."),
-    "status": ("gateway.status", "status", "Show the workers, Redis, upstreams and samples of a running gateway."),
-    "upstreams": ("gateway.upstreams_command", "upstreams", "See and change the upstreams of a running gateway."),
-    "keys": ("gateway.keys_command", "keys", "Add, list and revoke API keys (--api-keys-file)."),
-    "new-key": ("gateway.keys_command", "new_key", "Make an API key and print its entry, without a file."),
+    "check": ("gateway.commands.check", "check", "Try everything that serve would need, and print a table."),
+    "status": (
+        "gateway.commands.status",
+        "status",
+        "Show the workers, Redis, upstreams and samples of a running gateway.",
+    ),
+    "upstreams": ("gateway.commands.upstreams", "upstreams", "See and change the upstreams of a running gateway."),
+    "keys": ("gateway.commands.keys", "keys", "Add, list and revoke API keys (--api-keys-file)."),
+    "new-key": ("gateway.commands.keys", "new_key", "Make an API key and print its entry, without a file."),
     "demo": ("gateway.bench.demo", "demo", "See it work: simulated vLLM, gateway, samples, report. No GPU, no Redis."),
     "bench": ("gateway.bench.command", "bench", "Load a gateway, check every result, and report."),
     "simulate-vllm": ("gateway.simulator.command", "simulate_vllm", "Run a simulated vLLM server."),
@@ -69,75 +69,6 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
-
-
-class SettingsCommand(click.Command):
-    """A command that takes all of serve's flags, listed in sections."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        titles = {flag.key: flag.section for flag in FLAGS}
-        for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
-                sections.setdefault(titles.get(parameter.name or "", "General"), []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
-
-
-def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--config` and every row of the table; the function gets them as keyword arguments for `settings_from`."""
-    for flag in reversed(FLAGS):
-        function = _option(flag)(function)
-    config = click.option(
-        "--config", metavar="PATH", help=f"TOML file with any of these flags as keys [{CONFIG_VARIABLE}]."
-    )
-    return config(function)
-
-
-def _option(flag: Flag) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    help_ = f"{flag.help} [default: {flag.default}]" if flag.default != "required" else f"{flag.help} [required]"
-    if flag.is_switch:
-        return click.option(f"--{flag.name}/--no-{flag.name}", flag.key, default=None, help=help_)
-    return click.option(f"--{flag.name}", flag.key, multiple=flag.repeatable, metavar=flag.metavar, help=help_)
-
-
-def settings_from(values: dict[str, Any], note_key_file: Callable[[str], object] | None = None) -> Settings:
-    """The settings for what click collected; `note_key_file` hears which files of keys were read.
-
-    Raises `ConfigError`.
-    """
-    config = values.pop("config", None)
-    given = {key: _texts(value) for key, value in values.items() if value is not None and value != ()}
-    around = surroundings()
-    if note_key_file is not None:
-        around = replace(around, read_text=_noting(around.read_text, note_key_file, config))
-    return resolve(given, around, config)
-
-
-def _noting(read: Callable[[str], str], note: Callable[[str], object], config: str | None) -> Callable[[str], str]:
-    def read_text(path: str) -> str:
-        text = read(path)
-        if path not in (config, os.environ.get(CONFIG_VARIABLE)):
-            note(path)
-        return text
-
-    return read_text
-
-
-def _texts(value: bool | str | tuple[str, ...]) -> tuple[str, ...]:
-    if isinstance(value, tuple):
-        return value
-    return (str(value).lower() if isinstance(value, bool) else value,)
-
-
-def surroundings() -> Surroundings:
-    return Surroundings(
-        environ=os.environ,
-        read_text=lambda path: Path(path).read_text(encoding="utf-8"),
-        cpus=len(os.sched_getaffinity(0)),
-        stderr_is_terminal=sys.stderr.isatty(),
-    )
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

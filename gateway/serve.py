@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
-from gateway.addresses import url_host
-from gateway.backing import RedisBacking
-from gateway.bytecode import is_kept, worker_environ
-from gateway.listeners import open_listeners, open_single
-from gateway.logprobs_watch import watch_logprobs
-from gateway.machine import check_libraries, check_source_ips, memory_bytes, raise_fd_limit
-from gateway.run_dir import open_run_dir
-from gateway.supervisor import Means, Supervisor, new_instance
+from gateway.machine.kernel import check_libraries, check_source_ips, raise_fd_limit
+from gateway.machine.run_dir import open_run_dir
+from gateway.settings.urls import url_host
+from gateway.supervision.backing import redis_backing
+from gateway.supervision.listeners import open_listeners, open_single
+from gateway.supervision.logprobs_watch import watch_logprobs
+from gateway.supervision.supervisor import Means, Supervisor
+from gateway.supervision.worker_process import is_kept, new_instance, worker_environ
 from shared.core.adapters import follows_newest
 from shared.core.errors import StartError
 from shared.log import configure_logging
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from gateway.backing import Backing
+    from gateway.supervision.backing import Backing
     from shared.config import Settings
 
 log = logging.getLogger("gateway.serve")
@@ -36,13 +36,6 @@ log = logging.getLogger("gateway.serve")
 DISTRIBUTION: Final = "tinker-sampling-gateway"
 # faulthandler prints the stack of a worker that the supervisor aborts for hanging.
 WORKER_COMMAND: Final = (sys.executable, "-X", "faulthandler", "-m", "workers.entry")
-# The rest is for the workers and the machine; results are usually far smaller than this.
-_EMBEDDED_SHARE: Final = 4
-
-
-def redis_backing(settings: Settings, run_dir: Path) -> RedisBacking:
-    memory = settings.redis_memory_bytes or memory_bytes() // _EMBEDDED_SHARE
-    return RedisBacking(settings, run_dir, memory, new_instance())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The configuration of a running gateway, as plain frozen values.
 
-Parsing (flags, environment, TOML) and checking live in `gateway/options.py`; the workers only ever see these structs,
+Parsing (flags, environment, TOML) and checking live in `gateway/settings/`; the workers only ever see these structs,
 handed over as JSON on their control channel. Defaults and names are those of docs/interface.md.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shared.core.callers import ApiKey
 from shared.core.upstream_protocol import ProtocolChoice
 
 KIB = 1024
@@ -32,26 +33,6 @@ class ImageToken(msgspec.Struct, frozen=True):
 
     model: str
     token_id: int
-
-
-class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one API key may take of a gateway; None is no limit but the worker's own."""
-
-    max_in_flight: int | None = None
-    max_in_flight_bytes: int | None = None
-    max_sessions: int | None = None
-    max_request_tokens: int | None = None  # num_samples x max_tokens of one request
-
-
-NO_LIMITS = KeyLimits()
-
-
-class ApiKey(msgspec.Struct, frozen=True):
-    """One caller. `sha256` is the hex digest of the key; the key itself is nowhere."""
-
-    name: str
-    sha256: str
-    limits: KeyLimits = NO_LIMITS
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,35 +10,34 @@ from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from shared.config import ApiKey
 from shared.core import ids
+from shared.core.callers import ApiKey, Keyring
 from shared.core.lifecycle import State
-from shared.wire import proto
+from shared.http.peer import EXTENSION, Connection
+from shared.wire.sdk import result
 from tests.waiting import until
 from tests.worker_bench import OWNER, WorkerBench, engines_of, session
-from workers.adapter_loading import AdapterLoader
-from workers.adapters import Adapters
-from workers.app import PublicApp
-from workers.clocks import DeliveryClocks
-from workers.deps import Deps, Live
-from workers.housekeeping import Housekeeping
-from workers.http.watch import EXTENSION, Connection
-from workers.keyring import Keyring
-from workers.models import Catalogue
-from workers.pool import UpstreamPool
-from workers.registry import Registry
-from workers.running import Ending
-from workers.sessions import Sessions
+from workers.api.app import PublicApp
+from workers.duties.duties import Housekeeping
+from workers.parts import Deps, Live
+from workers.samples.expiry import DeliveryClocks
+from workers.samples.live import Ending
+from workers.samples.sessions import Sessions
+from workers.upstream.adapter_loading import AdapterLoader
+from workers.upstream.adapters import Adapters
+from workers.upstream.catalogue import Catalogue
+from workers.upstream.pool import UpstreamPool
+from workers.upstream.published import Registry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from shared.core.faults import Fault
     from shared.core.model import SampleKey, SamplingSession
-    from shared.store.memory_server import MemoryServer
+    from tests.memory_store import MemoryServer
 
 API: Final = "/api/v1"
-TINY: Final = proto.encode_sample_response(proto.decode_sample_response(b""))
+TINY: Final = result.encode_sample_response(result.decode_sample_response(b""))
 # Nobody renews the lease here.
 _NO_HOUSEKEEPING_S: Final = 1e9
 KEY_A: Final = "tml-a"

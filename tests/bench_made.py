@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from gateway.bench import messages
-from gateway.bench.outcome import Run, RunFacts, build_report, build_run
-from gateway.bench.procfs import ProcessUsage
+from gateway.bench.load import messages
+from gateway.bench.report.outcome import Run, RunFacts, build_report, build_run
 from gateway.bench.scenario import Scenario
-from gateway.bench.watch import Observations
+from gateway.bench.watch.procfs import ProcessUsage
+from gateway.bench.watch.watch import Observations
 
 if TYPE_CHECKING:
-    from gateway.bench.report import Report
+    from gateway.bench.report.report import Report
 
 
 def client(**values: Any) -> messages.Report:

@@ -15,11 +15,11 @@ from shared.core.record import Claim
 from shared.core.upstream_protocol import ProtocolChoice
 from shared.counters import Counters
 from tests.worker_bench import OWNER, TARGET, session, spec
-from workers.execution import Executor
-from workers.models import Catalogue, Target
-from workers.pool import UpstreamPool
-from workers.running import Running
-from workers.tenants import Holding
+from workers.samples.execution import Executor
+from workers.samples.live import Running
+from workers.samples.quota import Holding
+from workers.upstream.catalogue import Catalogue, Target
+from workers.upstream.pool import UpstreamPool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from shared.core.lifecycle import State
     from shared.core.model import SampleSpec
-    from workers.upstreams import Upstream
+    from workers.upstream.upstream import Upstream
 
 BUSY = Fault(FaultClass.NEVER_EXECUTED, "upstream answered 503: busy")
 REFUSED = classify_break(BreakKind.CONNECT_REFUSED, "http://a")

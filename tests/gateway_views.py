@@ -7,11 +7,11 @@ from typing import Final
 from gateway.admin.key_ledger import KeyView
 from gateway.admin.timings import TimingLedger
 from gateway.admin.view import SlotView, View
-from gateway.machine import Usage
+from gateway.machine.kernel import Usage
 from shared.channel import Status, UpstreamStatus
 from shared.counters import Counters
 from shared.histogram import Histogram
-from shared.store.base import StoreInfo
+from shared.store.contract import StoreInfo
 
 
 def histogram(*seconds: float) -> tuple[float, ...]:

@@ -6,17 +6,17 @@ import asyncio
 from random import Random
 from typing import TYPE_CHECKING
 
+from shared.core.callers import Keyring
 from tests.worker_bench import OWNER, SESSION_ID, WorkerBench, engines_of
-from workers.clocks import DeliveryClocks
-from workers.deps import Deps, Live
-from workers.housekeeping import Housekeeping
-from workers.keyring import Keyring
-from workers.models import Catalogue, Served
-from workers.registry import Registry
-from workers.sessions import Sessions
+from workers.duties.duties import Housekeeping
+from workers.parts import Deps, Live
+from workers.samples.expiry import DeliveryClocks
+from workers.samples.sessions import Sessions
+from workers.upstream.catalogue import Catalogue, Served
+from workers.upstream.published import Registry
 
 if TYPE_CHECKING:
-    from shared.store.memory_server import MemoryServer
+    from tests.memory_store import MemoryServer
 
 
 class FakePool:

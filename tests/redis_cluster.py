@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from shared.store.slots import SLOTS, slot_of
+from shared.redis.cluster import SLOTS, slot_of
 from tests.ports import free_port
 from tests.redis_server import RedisServer
 

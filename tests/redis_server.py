@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import hiredis
 
-from gateway.embedded_redis import find_server
+from gateway.machine.embedded_redis import find_server
 from tests.ports import free_port
 from tests.waiting import DEADLINE_S, eventually
 

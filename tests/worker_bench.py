@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 from shared.clock import ManualClock
 from shared.config import Settings
 from shared.core import ids
+from shared.core.callers import ANONYMOUS
+from shared.core.errors import StoreUnavailable
 from shared.core.lifecycle import State
 from shared.core.model import ModelRef, SampleSpec, SamplingParams
 from shared.counters import Counters
-from shared.store.base import StoreUnavailable
-from shared.store.memory import MemoryStore
-from shared.store.memory_server import MemoryServer
+from tests.memory_store import MemoryServer, MemoryStore
 from tests.waiting import until
-from workers import dispatcher, settling
-from workers.dispatcher import Dispatcher
-from workers.engines import Engines
-from workers.keyring import ANONYMOUS
-from workers.models import Target
-from workers.running import Ending
-from workers.settlements import Settlements
-from workers.tenants import Tenants
-from workers.waiters import Waiters
+from workers.passing.openai import Engines
+from workers.samples import dispatcher, settling
+from workers.samples.dispatcher import Dispatcher
+from workers.samples.live import Ending
+from workers.samples.quota import Tenants
+from workers.samples.recent_results import Settlements
+from workers.samples.waiters import Waiters
+from workers.upstream.catalogue import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,10 +32,10 @@ if TYPE_CHECKING:
     import pytest
 
     from shared.clock import Clock
+    from shared.core.callers import Caller
     from shared.core.model import SampleKey, SamplingSession
-    from workers.keyring import Caller
-    from workers.pool import UpstreamPool
-    from workers.running import Running
+    from workers.samples.live import Running
+    from workers.upstream.pool import UpstreamPool
 
 OWNER: Final = "worker-000000001"
 OTHER_OWNER: Final = "worker-000000002"

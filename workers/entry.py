@@ -1,32 +1,60 @@
-"""The first lines of a worker process: adopt the channel, wait for the start, import the rest, run.
+"""A worker process from its first line: adopt the channel, warm up, wait for the start, run.
 
     python -m workers.entry --channel-fd N
 
 Only the supervisor starts this. Nothing secret is on the command line: the configuration comes over the channel, and
-with it the slot's listening socket. A spare is told first to prepare; from its start on it is a worker like any other.
+with it the slot's listening socket.
+
+A spare is a process that has no slot yet. It imports what a worker is made of, then reports "warm" each second until it
+gets a slot; from then on it is a worker like any other. Its imports run beside workers under load, so they get a low
+priority. Without privileges a priority can be lowered and never raised again, but on Linux it belongs to a thread: a
+thread of its own imports, and the main thread, which will serve, keeps the normal priority.
+
+What a worker is made of is imported inside functions, so that a spare can choose when.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
+import importlib
+import os
+import select
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Final
 
+from shared.channel import STATUS_INTERVAL_S, Warm, encode
 from shared.log import configure_logging
-from workers.spare import warm_up
-from workers.supervision import read_start
+from workers.supervision import Supervision, read_start
 
 if TYPE_CHECKING:
     from shared.config import WorkerConfig
 
+# The URL of Redis decides which store is imported, and a spare does not know it yet; it is nearly always this one.
+_IMPORTED_AHEAD: Final = ("uvloop", "shared.store.one_server", "workers.worker")
+# A third of what a busy process gets. With less, the next fault on a busy machine comes before the spare is warm.
+_NICENESS: Final = 5
+# How soon the end of the imports is noticed; a look costs microseconds.
+_LOOK_EVERY_S: Final = 0.1
+# glibc's numbers of these options.
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+# Above this size glibc asks the kernel for blank pages and gives them back at once (upstream/client/connection.py).
+# Smaller blocks are kept and used again, up to a limit; by default glibc gives the body of each long prompt back.
+OWN_PAGES_FROM_BYTES: Final = 4 * 1024 * 1024
+_KEPT_FREE_BYTES: Final = 32 * 1024 * 1024
+
 
 def main() -> int:
+    """Run one worker, from its command line to its exit code."""
     parser = argparse.ArgumentParser(prog="workers.entry", description="One gateway worker; started by the supervisor.")
     parser.add_argument("--channel-fd", type=int, required=True)
     arguments = parser.parse_args()
-    # Ctrl-C reaches the whole process group; only the supervisor's word counts.
+    # Ctrl-C reaches the whole process group; only the supervisor's orders count.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel_socket = socket.socket(fileno=arguments.channel_fd)
@@ -34,14 +62,74 @@ def main() -> int:
         start, listener = read_start(channel_socket, warm_up)
     except EOFError:
         return 0
-    return _serve(start.config, listener, channel_socket)
+    configure_logging(start.config.settings.log_format, start.config.settings.log_level, slot=start.config.slot)
+    return serve(start.config, listener, channel_socket)
 
 
-def _serve(config: WorkerConfig, listener: socket.socket, channel_socket: socket.socket) -> int:
-    configure_logging(config.settings.log_format, config.settings.log_level, slot=config.slot)
-    from workers.serving import serve  # here, since a spare has other ways to it
+def serve(config: WorkerConfig, listener: socket.socket, channel_socket: socket.socket) -> int:
+    """Block until the worker has ended, and return its exit code."""
+    import uvloop
 
-    return serve(config, listener, channel_socket)
+    keep_freed_memory()
+    return uvloop.run(_run(config, listener, channel_socket))
+
+
+async def _run(config: WorkerConfig, listener: socket.socket, channel_socket: socket.socket) -> int:
+    from workers.worker import Worker
+
+    supervision = await Supervision.over(channel_socket)
+    return await Worker(config, listener, supervision).run()
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep small freed blocks for the next use; does nothing where the C library is not glibc."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_MMAP_THRESHOLD, OWN_PAGES_FROM_BYTES)
+        libc.mallopt(_TRIM_THRESHOLD, _KEPT_FREE_BYTES)
+
+
+# -- before there is a slot
+
+
+def warm_up(channel_socket: socket.socket) -> None:
+    """Import all that a worker needs, and return when there is something to read.
+
+    Raises `EOFError` when the supervisor is gone, `ImportError`.
+    """
+    importer = threading.Thread(target=_import_at_leisure, name="importer", daemon=True)
+    importer.start()
+    while not _readable(channel_socket, _LOOK_EVERY_S):
+        if not importer.is_alive():
+            _import_all()  # an error of the thread is raised again here, and ends the process
+            _report_warm(channel_socket)
+            return
+
+
+def _import_at_leisure() -> None:
+    os.nice(_NICENESS)
+    _import_all()
+    # None of it is ever garbage: the collector need not look at it when the worker starts (worker.py).
+    gc.freeze()
+
+
+def _import_all() -> None:
+    for name in _IMPORTED_AHEAD:
+        importlib.import_module(name)
+
+
+def _report_warm(channel_socket: socket.socket) -> None:
+    called = False
+    while not called:
+        try:
+            channel_socket.sendall(encode(Warm()))
+        except OSError:
+            raise EOFError("the supervisor closed the channel") from None
+        called = _readable(channel_socket, STATUS_INTERVAL_S)
+
+
+def _readable(channel_socket: socket.socket, timeout_s: float) -> bool:
+    return bool(select.select([channel_socket], [], [], timeout_s)[0])
 
 
 if __name__ == "__main__":

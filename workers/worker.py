@@ -17,35 +17,34 @@ from typing import TYPE_CHECKING, Final
 
 from shared import channel
 from shared.clock import SystemClock
+from shared.core.callers import Keyring
+from shared.core.errors import StoreError, StoreRefused
 from shared.counters import Counters
-from shared.store.base import StoreError, StoreRefused
+from shared.http.edge import Edge
+from shared.http.head import HttpLimits
+from shared.http.server import PublicServer
 from shared.store.open import make_store
-from shared.store.reaping import leave
-from workers.app import PublicApp
-from workers.clocks import DeliveryClocks
-from workers.connector import make_session, make_training_session
-from workers.deps import Deps, Live
-from workers.dispatcher import Dispatcher
-from workers.engines import Engines
-from workers.housekeeping import Housekeeping
-from workers.http.edge import Edge
-from workers.http.limits import HttpLimits
-from workers.http.server import PublicServer
-from workers.keyring import Keyring
-from workers.loop_lag import LoopLag
-from workers.sessions import Sessions
-from workers.settlements import Settlements
-from workers.tenants import Tenants
-from workers.trainer import Trainer
-from workers.upstream_side import UpstreamSide
-from workers.waiters import Waiters
+from shared.store.recovery import leave
+from workers.api.app import PublicApp
+from workers.duties.duties import Housekeeping
+from workers.duties.loop_lag import LoopLag
+from workers.parts import Deps, Live, UpstreamSide
+from workers.passing.openai import Engines
+from workers.passing.training_server import Trainer
+from workers.samples.dispatcher import Dispatcher
+from workers.samples.expiry import DeliveryClocks
+from workers.samples.quota import Tenants
+from workers.samples.recent_results import Settlements
+from workers.samples.sessions import Sessions
+from workers.samples.waiters import Waiters
+from workers.upstream.connector import make_session, make_training_session
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
     from shared.config import Settings, WorkerConfig
-    from workers.running import Running
+    from workers.samples.live import Running
     from workers.supervision import Supervision
 
 log = logging.getLogger(__name__)

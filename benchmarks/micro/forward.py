@@ -15,16 +15,16 @@ from benchmarks import bodies
 from benchmarks.baselines import notes_on_missing
 from benchmarks.baselines.aiohttp_forwarder import AiohttpForwarder
 from benchmarks.turns import Case, Contender, Findings, Plan, WrongResult, measure
+from gateway.bench.installation import SimulatedUpstream
 from gateway.bench.scenario import Scenario
-from gateway.bench.stack import SimulatedUpstream
-from gateway.machine import raise_fd_limit
+from gateway.machine.kernel import raise_fd_limit
 from shared.clock import SystemClock
 from shared.config import Settings
 from shared.wire import vllm
-from shared.wire.tinker_sample import decode_sample
-from workers.connector import make_client, make_probe_session
-from workers.forwarder import Forwarder
-from workers.upstreams import Upstream
+from shared.wire.sdk.sample import decode_sample
+from workers.upstream.connector import make_client, make_probe_session
+from workers.upstream.forwarder import Forwarder
+from workers.upstream.upstream import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -18,10 +18,10 @@ from benchmarks import load_process
 from benchmarks.baselines import starlette_defaults
 from benchmarks.turns import Case, Contender, Figure, Findings, Plan, WrongResult, measure
 from shared.core import ids
+from shared.http.edge import Edge
+from shared.http.head import HttpLimits
+from shared.http.server import PublicServer
 from tests.app_bench import AppBench, settled
-from workers.http.edge import Edge
-from workers.http.limits import HttpLimits
-from workers.http.server import PublicServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from benchmarks.baselines import notes_on_missing
 from benchmarks.turns import Case, Contender, Figure, Findings, Plan, WrongResult, measure
-from gateway.backing import Deaf
-from gateway.bench import procfs
+from gateway.bench.watch import procfs
+from gateway.supervision.backing import Deaf
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim
 from shared.store.cluster import ClusterStore
-from shared.store.redis import RedisStore
+from shared.store.one_server import RedisStore
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
 

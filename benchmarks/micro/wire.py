@@ -15,9 +15,10 @@ from benchmarks.baselines import json_lists
 from benchmarks.turns import Case, Contender, Figure, Findings, Plan, WrongResult, each_time, measure
 from shared.core.faults import Fault
 from shared.core.model import SampleSpec, SamplingParams
-from shared.wire import proto, vllm
-from shared.wire.tinker import decode_retrieve_future
-from shared.wire.tinker_sample import decode_sample
+from shared.wire import vllm
+from shared.wire.sdk import result as proto
+from shared.wire.sdk.calls import decode_retrieve_future
+from shared.wire.sdk.sample import decode_sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,14 +15,13 @@ from starlette.routing import Route
 from gateway.admin.guard import Guard
 from gateway.admin.metrics import exposition
 from gateway.admin.openapi import document
-from gateway.admin.page import page_routes
-from gateway.admin.replies import json_response
+from gateway.admin.page import json_response, page_routes
 from gateway.admin.report import readiness, status
 from gateway.admin.upstreams import UpstreamsEndpoint
 from shared.core.errors import ConfigError
-from workers.http.edge import Edge
-from workers.http.limits import HttpLimits
-from workers.http.protocol import protocol_class
+from shared.http.connection import protocol_class
+from shared.http.edge import Edge
+from shared.http.head import HttpLimits
 
 if TYPE_CHECKING:
     import socket

@@ -13,8 +13,7 @@ from http import HTTPStatus
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
-from gateway.admin.page import PAGES
-from gateway.admin.replies import json_response
+from gateway.admin.page import PAGES, json_response
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -1,7 +1,7 @@
 """The public address as an OpenAPI 3.1 document, served at `/openapi.json` of the admin address. Pure data.
 
 What a field means is told in docs/wire.md; here stands what is taken, so that a tool can make requests of it. A test
-compares the paths with the routes of `workers/app.py`.
+compares the paths with the routes of `workers/api/app.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
-"""The operators' page: three static files that ask `/status`. They hold no data, so they need no admin key."""
+"""What the admin address answers with.
+
+The operators' page: three static files that ask `/status`. They hold no data, so they need no admin key.
+"""
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -12,6 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from starlette.requests import Request
+
+
+def json_response(body: dict[str, Any], code: HTTPStatus = HTTPStatus.OK) -> Response:
+    return Response(orjson.dumps(body), code, media_type="application/json")
+
 
 _DIRECTORY: Final = Path(__file__).parent / "dashboard"
 # path -> file and its type

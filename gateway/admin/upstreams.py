@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gateway import urls
-from gateway.admin.replies import json_response
+from gateway.admin.page import json_response
 from gateway.admin.report import upstreams
-from shared.store.base import StoreError
+from gateway.settings import urls
+from shared.core.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

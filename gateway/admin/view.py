@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gateway.admin.key_ledger import KeyView
-    from gateway.machine import Usage
+    from gateway.machine.kernel import Usage
     from shared.channel import Status
-    from shared.store.base import StoreInfo
+    from shared.store.contract import StoreInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from gateway.bench import sdk_python
-from gateway.bench.page import page
-from gateway.bench.runs import exit_code, to_json
+from gateway.bench import scenario as sdk_python
+from gateway.bench.installation import Deployment
+from gateway.bench.load.transport import parse_target
+from gateway.bench.report.page import page
+from gateway.bench.report.report import runs_exit_code, runs_to_json
+from gateway.bench.run import ANY_KEY, against, print_report, print_start_error, run_to_end, self_contained
 from gateway.bench.scenario import PRESETS, resolve_all
-from gateway.bench.session import ANY_KEY, against, print_report, print_start_error, run_to_end, self_contained
-from gateway.bench.stack import Deployment
-from gateway.bench.transport import parse_target
 from shared.core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from gateway.bench.outcome import Run
+    from gateway.bench.report.outcome import Run
     from gateway.bench.scenario import Scenario
 
 
@@ -175,7 +175,7 @@ def bench(
         code = 3
     # What was measured before a later run did not start is told all the same.
     _write(runs, json_path, html_path)
-    return code or exit_code([run.report for run in runs])
+    return code or runs_exit_code([run.report for run in runs])
 
 
 def _check_can_write(paths: dict[str, Path | None]) -> None:
@@ -188,7 +188,7 @@ def _check_can_write(paths: dict[str, Path | None]) -> None:
 
 def _write(runs: list[Run], json_path: Path | None, html_path: Path | None) -> None:
     if json_path is not None and runs:
-        json_path.write_bytes(to_json([run.report for run in runs]))
+        json_path.write_bytes(runs_to_json([run.report for run in runs]))
     if html_path is not None and runs:
         html_path.write_text(page(runs), encoding="utf-8")
 

@@ -9,9 +9,9 @@ import sys
 import click
 from rich.console import Console
 
-from gateway.bench.report import exit_code
+from gateway.bench.report.report import exit_code
+from gateway.bench.run import print_report, print_start_error, run_to_end, self_contained
 from gateway.bench.scenario import resolve
-from gateway.bench.session import print_report, print_start_error, run_to_end, self_contained
 from shared.core.errors import StartError
 
 # Linux answers for all of 127.0.0.0/8, so the demo can show one source address per worker.

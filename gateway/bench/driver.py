@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from gateway.bench import messages
-from gateway.bench.breaking import Breaker
-from gateway.bench.chaos import make_plan
-from gateway.bench.messages import Go, Plan, Progress, Ready, Report, Trouble
-from gateway.bench.outcome import RunFacts, build_run
+from gateway.bench.load import messages
+from gateway.bench.load.messages import Go, Plan, Progress, Ready, Report, Trouble
+from gateway.bench.load.transport import parse_target
+from gateway.bench.load.workload import Workload
+from gateway.bench.report.outcome import RunFacts, build_run
 from gateway.bench.scenario import shares
-from gateway.bench.transport import parse_target
-from gateway.bench.watch import Watch
-from gateway.bench.workload import Workload
+from gateway.bench.watch.breaking import Breaker
+from gateway.bench.watch.chaos import make_plan
+from gateway.bench.watch.watch import Watch
 from shared.core.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-    from gateway.bench.outcome import Run
+    from gateway.bench.installation import Deployment
+    from gateway.bench.report.outcome import Run
     from gateway.bench.scenario import Scenario
-    from gateway.bench.stack import Deployment
 
     Show = Callable[[Progress], None]
 
@@ -123,9 +123,9 @@ def source_ip(url: str, number: int) -> str | None:
 
 def client_command(scenario: Scenario) -> list[str]:
     if scenario.client == "raw":
-        return [sys.executable, "-m", "gateway.bench.client_process"]
+        return [sys.executable, "-m", "gateway.bench.load.process"]
     # -P: the modules beside the script have names that the SDK's own imports must not find.
-    return [scenario.sdk_python or sys.executable, "-P", str(Path(__file__).with_name("sdk_entry.py"))]
+    return [scenario.sdk_python or sys.executable, "-P", str(Path(__file__).parent / "load" / "sdk_entry.py")]
 
 
 class ClientProcess:

@@ -8,7 +8,7 @@ import signal
 import click
 import uvloop
 
-from gateway.collector import calm_collector
+from gateway.machine.collector import calm_collector
 from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.processes import ProcessEnded, run_processes
 from gateway.simulator.simulator import Simulator

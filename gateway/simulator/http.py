@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import httptools
 
 if TYPE_CHECKING:
-    from gateway.traffic import Traffic
+    from gateway.simulator.stats import Traffic
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from gateway.collector import calm_collector
+from gateway.machine.collector import calm_collector
 from gateway.simulator.listener import bind, url_of
 from gateway.simulator.siblings import Siblings
 from gateway.simulator.simulator import Simulator

@@ -22,9 +22,8 @@ from gateway.simulator.http import Dropped, HttpConnection, HttpReply, HttpReque
 from gateway.simulator.listener import Listener, bind
 from gateway.simulator.misbehaviour import spoil
 from gateway.simulator.siblings import Siblings
-from gateway.simulator.stats import Stats, report, sample_id
-from gateway.traffic import Traffic
-from shared.core.scaling import PROBE_REQUEST_ID
+from gateway.simulator.stats import Stats, Traffic, report, sample_id
+from shared.core.logprobs_check import PROBE_REQUEST_ID
 
 if TYPE_CHECKING:
     import socket

@@ -1,4 +1,7 @@
-"""What a simulated vLLM has seen: enough to tell whether anything was executed twice, or at the same time."""
+"""Bytes over a set of connections, as the load client and the simulated vLLM count them.
+
+What a simulated vLLM has seen: enough to tell whether anything was executed twice, or at the same time.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.traffic import Traffic
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+@dataclass(slots=True)
+class Traffic:
+    """HTTP's bytes, without TCP's and IP's headers; over TLS, before encryption."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
 
 _ATTEMPT: Final = re.compile(r"-a\d+$")
 _NUMBERS: Final = (

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from shared.core.frozen import Frozen
+from shared.core.model import Frozen
 
 # Nearly full: from here on shares count. The eighth that is left is what a newcomer finds while a single key floods.
 _CONTENDED: Final = 7 / 8

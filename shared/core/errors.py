@@ -1,7 +1,7 @@
 """Every error the gateway raises on purpose, by whose fault it is.
 
 `GatewayError` is the root. The leaves carry what a person needs to read; which HTTP status a leaf becomes is decided
-in one table, `workers/responses.py`, and nowhere else.
+in one table, `workers/api/replies.py`, and nowhere else.
 
     GatewayError
     +-- ClientError            the caller's mistake; the message is for the caller
@@ -19,7 +19,7 @@ in one table, `workers/responses.py`, and nowhere else.
     +-- UpstreamBroke          ... got it, perhaps, and did not answer whole: the caller decides
     +-- ReplyBroken            ... and its reply broke off when the client had a part of it
     +-- NotImplementedHere     a path that needs --training-upstream
-    +-- StoreError             see shared/store/base.py
+    +-- StoreError             see shared/store/contract.py
     +-- ConfigError            a wrong flag; start exits with 2
     +-- StartError             the machine does not provide what the flags ask for; start exits with 3
 """
@@ -101,3 +101,23 @@ class ConfigError(GatewayError):
 
 class StartError(GatewayError):
     """The machine does not provide what a right configuration asks for; one line, for the operator."""
+
+
+class StoreError(GatewayError):
+    """The store did not do it, or it is not known whether it did."""
+
+
+class StoreUnavailable(StoreError):
+    """No usable connection. `maybe_done`: the command may have been executed (its reply was lost)."""
+
+    def __init__(self, message: str, *, maybe_done: bool) -> None:
+        super().__init__(message)
+        self.maybe_done = maybe_done
+
+
+class StoreFull(StoreError):
+    """The server refuses writes: its memory limit is reached (OOM under noeviction). Nothing was written."""
+
+
+class StoreRefused(StoreError):
+    """The server answered with an error that is none of the above (a bug, a missing permission)."""

@@ -21,8 +21,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from shared.core.frozen import Frozen
 from shared.core.lifecycle import State
+from shared.core.model import Frozen
 
 _HEADER: Final = struct.Struct(">1s1sHI16s16s")
 HEADER_BYTES: Final = _HEADER.size

@@ -5,11 +5,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from shared.core.frozen import Frozen
+from shared.core.model import Frozen
 
 # Of one sample, and of the reply that it is made from. Redis takes no value above 512 MiB, and clients hold all of it
 # at once; three million sampled tokens fit.
 LARGEST_RESULT_BYTES: Final = 256 * 1024 * 1024
+
+# What fills a top-k row that has fewer than k entries.
+EMPTY_LOGPROB: Final = -99999.0
 
 
 class StopReason(Enum):

@@ -20,29 +20,28 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from shared.core.errors import ConfigError
+from shared.core.errors import ConfigError, StoreError, StoreUnavailable
 from shared.core.lifecycle import State
 from shared.core.record import HEADER_BYTES, pack, pack_header
+from shared.redis.address import ClusterAddress, parse_url
+from shared.redis.cluster import Shards
+from shared.redis.cluster_commands import ClusterChannels, ClusterLine
+from shared.redis.commands import Subscriptions
 from shared.store import cluster_scripts as scripts
-from shared.store import forms
-from shared.store.base import Settled, StoreError, StoreUnavailable
-from shared.store.cluster_channels import ClusterChannels
-from shared.store.cluster_line import ClusterLine
-from shared.store.keys import key_of, member
-from shared.store.lines import Subscriptions
-from shared.store.redis import SETTLED
-from shared.store.served import BULK_FROM_BYTES, ServedStore
-from shared.store.shards import Shards
-from shared.store.url import ClusterAddress, parse_url
+from shared.store import schema
+from shared.store.any_server import BULK_FROM_BYTES, ServedStore
+from shared.store.contract import Settled
+from shared.store.one_server import SETTLED
+from shared.store.schema import key_of, member
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
 
     from shared.core.model import SampleKey
     from shared.core.record import Claim, Header
-    from shared.store.base import LogPage, StoreInfo, StoreListener
-    from shared.store.connection import Argument
-    from shared.store.lines import Script
+    from shared.redis.commands import Script
+    from shared.redis.connection import Argument
+    from shared.store.contract import LogPage, StoreInfo, StoreListener
 
 T = TypeVar("T")
 
@@ -78,7 +77,7 @@ class ClusterStore(ServedStore):
     async def open(self, listener: StoreListener, owner: str) -> None:
         self._wakes.listen(listener, self._channels)
         await self._shards.open()
-        forms.check_version(forms.parse_info(await self._anywhere("INFO", "server")), self._shards.shown)
+        schema.check_version(schema.parse_info(await self._anywhere("INFO", "server")), self._shards.shown)
         await self._wakes.hear_control(owner)
 
     async def close(self) -> None:
@@ -108,7 +107,7 @@ class ClusterStore(ServedStore):
             raise
         if found is None:
             return None
-        header = forms.header_of(found)
+        header = schema.header_of(found)
         # An entry of our own that stood there before is that of a settling which is not over yet.
         if header.claim.owner != claim.owner or (added and header.state is not State.PENDING):
             await self._line.call("SREM", *entry)
@@ -121,7 +120,7 @@ class ClusterStore(ServedStore):
         record = pack(state, claim, payload)
         name = self._keys.sample(key)
         script = scripts.SETTLE_RECORD if state is State.READY else scripts.SETTLE_RECORD_WITHOUT_RESULT
-        settled = SETTLED[await line.run(script, [name], record, forms.ms(ttl_s))]
+        settled = SETTLED[await line.run(script, [name], record, schema.ms(ttl_s))]
         ended: tuple[State, int] | None = (state, len(payload))
         if settled is Settled.REFUSED:
             # It has ended otherwise, long ago perhaps: but the log may be a younger one, of a shard that lost its data.
@@ -137,9 +136,9 @@ class ClusterStore(ServedStore):
         await self._line.run(
             scripts.LOG,
             [self._keys.log(key.session_key, key.clone_id)],
-            forms.log_entry(key, state, size_bytes, now_ms),
+            schema.log_entry(key, state, size_bytes, now_ms),
             self._epoch(),
-            forms.ms(ttl_s),
+            schema.ms(ttl_s),
             look_back,
         )
 
@@ -151,15 +150,15 @@ class ClusterStore(ServedStore):
         return sum(await _all(self._line.run(script, [name], *arguments) for name in self._keys.samples(keys)))
 
     async def read_log(self, session_key: str, clone_id: int, cursor: int, *, limit: int) -> LogPage:
-        epoch, n = divmod(cursor, 2**forms.SEQ_BITS)
+        epoch, n = divmod(cursor, 2**schema.SEQ_BITS)
         name = self._keys.log(session_key, clone_id)
-        return forms.log_page(await self._line.run(scripts.READ_LOG, [name], epoch, n, limit), cursor)
+        return schema.log_page(await self._line.run(scripts.READ_LOG, [name], epoch, n, limit), cursor)
 
     # -- ownership ----------------------------------------------------------------------------------------------
 
     async def renew_lease(self, owner: str, *, ttl_s: float) -> bool:
         await self._line.run(scripts.ADD_INSTANCE, [self._keys.instances], owner)
-        return bool(await self._line.run(scripts.TAKE_LEASE, [self._keys.lease(owner)], forms.ms(ttl_s)))
+        return bool(await self._line.run(scripts.TAKE_LEASE, [self._keys.lease(owner)], schema.ms(ttl_s)))
 
     async def release_lease(self, owner: str) -> None:
         await self._line.call("DEL", self._keys.lease(owner))
@@ -196,7 +195,7 @@ class ClusterStore(ServedStore):
 
     async def _reap_one(self, owner: str, key: SampleKey, ttl_s: float, now_ms: int) -> bool:
         """Whether it has ended, by the reaper or by its owner, and is logged."""
-        found = await self._line.run(scripts.REAP_RECORD, [self._keys.sample(key)], owner, forms.ms(ttl_s))
+        found = await self._line.run(scripts.REAP_RECORD, [self._keys.sample(key)], owner, schema.ms(ttl_s))
         ended = _ended(found)
         if ended is None:
             return False
@@ -211,8 +210,8 @@ class ClusterStore(ServedStore):
 
     async def info(self) -> StoreInfo:
         """Memory and traffic are those of all masters together; the policy is the most harmful one."""
-        replies = await _all(shard.line.call("INFO", *forms.INFO_SECTIONS) for shard in self._shards.masters)
-        infos = [forms.store_info(forms.parse_info(reply)) for reply in replies]
+        replies = await _all(shard.line.call("INFO", *schema.INFO_SECTIONS) for shard in self._shards.masters)
+        infos = [schema.store_info(schema.parse_info(reply)) for reply in replies]
         policies = {info.policy: None for info in infos}
         return replace(
             infos[0],

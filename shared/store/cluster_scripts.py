@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from shared.store.lines import Script
+from shared.redis.commands import Script
 from shared.store.scripts import APPEND, EVEN_WHEN_FULL, READ_LOG_MIXED, WRITE_ENDING, WRITTEN
 
 # KEYS record; ARGV header. The header that was first, or false.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.store.url import ClusterAddress, parse_url
+from shared.redis.address import ClusterAddress, parse_url
 
 if TYPE_CHECKING:
     from shared.clock import Clock
-    from shared.store.base import Store
+    from shared.store.contract import Store
 
 
 def make_store(url: str, key_prefix: str, *, clock: Clock | None = None) -> Store:
@@ -17,6 +17,6 @@ def make_store(url: str, key_prefix: str, *, clock: Clock | None = None) -> Stor
         from shared.store.cluster import ClusterStore
 
         return ClusterStore(url, key_prefix, clock=clock)
-    from shared.store.redis import RedisStore
+    from shared.store.one_server import RedisStore
 
     return RedisStore(url, key_prefix, clock=clock)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from shared.store.lines import Script
+from shared.redis.commands import Script
 
 EVEN_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
 

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from shared.core.trainer_ids import is_usable
-from shared.wire.strict import decode
+from shared.wire.strict_json import decode
 
 T = TypeVar("T")
 

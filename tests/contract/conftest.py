@@ -11,9 +11,8 @@ import pytest
 
 from shared.clock import ManualClock
 from shared.store.cluster import ClusterStore
-from shared.store.memory import MemoryStore
-from shared.store.memory_server import MemoryServer
-from shared.store.redis import RedisStore
+from shared.store.one_server import RedisStore
+from tests.memory_store import MemoryServer, MemoryStore
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer, running_redis
 from tests.waiting import DEADLINE_S
@@ -21,7 +20,7 @@ from tests.waiting import DEADLINE_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from shared.store.base import Store
+    from shared.store.contract import Store
 
 
 @dataclass

@@ -9,7 +9,7 @@ from shared.core.model import SampleKey
 from shared.core.record import Claim
 
 if TYPE_CHECKING:
-    from shared.store.base import Settled, Store
+    from shared.store.contract import Settled, Store
 
 ALICE, BOB = "alice-0000000000", "bob-000000000000"
 DIGEST = bytes(range(16))

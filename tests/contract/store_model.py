@@ -11,7 +11,7 @@ import msgspec
 
 from shared.core.lifecycle import SETTLED, SETTLING, Event, State, after, allows
 from shared.core.record import Header
-from shared.store.base import LogEntry, Settled
+from shared.store.contract import LogEntry, Settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import hiredis
 
 from shared.clock import ManualClock
-from shared.store.keys import Keys, key_of, member
-from shared.store.memory import MemoryStore
-from shared.store.memory_server import MemoryServer
-from shared.store.redis import RedisStore
+from shared.store.one_server import RedisStore
+from shared.store.schema import Keys, key_of, member
+from tests.memory_store import MemoryServer, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shared.core.model import SampleKey
-    from shared.store.base import Store
+    from shared.store.contract import Store
     from tests.redis_server import RedisServer
 
 # A jump of the clock, as a server sees it that has just been asleep for so long.

@@ -1,4 +1,4 @@
-"""What `shared/store/base.py` promises of samples, held against every implementation."""
+"""What `shared/store/contract.py` promises of samples, held against every implementation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from shared.core.lifecycle import SETTLED, SETTLING, State, allows
 from shared.core.model import SampleKey
 from shared.core.record import Claim, Header
-from shared.store.base import Settled
+from shared.store.contract import Settled
 from tests.contract.samples import ALICE, BOB, ENDINGS, KEY, NOW_MS, TTL_S, bring_to, claim, settle, state_of
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What `shared/store/base.py` promises of sessions, owners and what workers agree on, held against every store."""
+"""What `shared/store/contract.py` promises of sessions, owners and what workers agree on, held against every store."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from shared.clock import SystemClock
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.upstream_list import PUBLISHED, UpstreamList
-from shared.store.base import LogEntry, SessionState
-from shared.store.publishing import publish_upstreams
-from shared.store.reaping import reap
+from shared.store.contract import LogEntry, SessionState
+from shared.store.recovery import publish_upstreams, reap
 from tests.contract.conftest import Heard
 from tests.contract.samples import ALICE, BOB, KEY, NOW_MS, TTL_S, bring_to, claim, complete, state_of
 

@@ -1,4 +1,4 @@
-"""What `shared/store/base.py` promises of completion logs and announcements, held against every implementation."""
+"""What `shared/store/contract.py` promises of completion logs and announcements, held against every implementation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
-from shared.store.base import LogEntry
+from shared.store.contract import LogEntry
 from tests.contract.conftest import Heard
 from tests.contract.samples import ALICE, BOB, HUGE, NOW_MS, TTL_S, claim, complete, state_of
 

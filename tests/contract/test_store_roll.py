@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.core.roll_call import Roll, gone_message
-from shared.store.reaping import reap
+from shared.store.recovery import reap
 from tests.contract.conftest import Heard
 from tests.contract.samples import ALICE, BOB, TTL_S
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
     from shared.core.record import Header, Record
-    from shared.store.base import LogPage, Store
+    from shared.store.contract import LogPage, Store
     from tests.contract.store_model import LogName, Sample
     from tests.contract.store_worlds import World
     from tests.redis_server import RedisServer

@@ -13,27 +13,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admin.upstreams import read_list
-from gateway.keys_file import new_entry, parse_keys
-from shared.config import KeyLimits
+from gateway.settings.keys_file import new_entry, parse_keys
 from shared.core import ids
 from shared.core.adapters import Naming
-from shared.core.errors import BadRequest, ConfigError
+from shared.core.callers import KeyLimits
+from shared.core.errors import BadRequest, ConfigError, StoreError, StoreRefused
 from shared.core.faults import Fault, classify_load, classify_reply
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey, SampleSpec, SamplingParams
 from shared.core.record import BadRecord, Claim, pack, unpack
 from shared.core.upstream_protocol import UpstreamProtocol
-from shared.store import forms
-from shared.store.base import StoreError, StoreRefused
-from shared.store.connection import Connection
-from shared.store.replies import error_of
-from shared.wire import document, long_reply, openai, proto, tinker, trainer
-from shared.wire.tinker_sample import SampleCall, decode_sample
-from shared.wire.vllm import Decoded, UpstreamCall, combine, decode_reply
+from shared.redis.connection import Connection, error_of
+from shared.store import schema
+from shared.wire import json_arrays, openai, trainer
+from shared.wire.sdk import calls, result
+from shared.wire.sdk.sample import SampleCall, decode_sample
+from shared.wire.vllm import Decoded, UpstreamCall, combine, decode_reply, long_reply
 from tests.fuzz.damage import damaged
 from tests.vllm_recordings import NAMES, recording
-from workers import control
-from workers.models import decode_listing
+from workers.samples import messages
+from workers.upstream.catalogue import decode_listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,10 +67,12 @@ def allowed(call: Callable[[], Any], *errors: type[Exception]) -> Any:
 
 
 @fuzz
-@given(damaged(*(one.body for one in RECORDED)), st.sampled_from(RECORDED), st.sampled_from(sorted(document.LOADERS)))
+@given(
+    damaged(*(one.body for one in RECORDED)), st.sampled_from(RECORDED), st.sampled_from(sorted(json_arrays.LOADERS))
+)
 def test_replies_of_vllm(body: bytes, asked: Any, loader: str) -> None:
     """D3, D4, D13, D14"""
-    found = decode_reply(asked.call, asked.spec, body, document.LOADERS[loader])
+    found = decode_reply(asked.call, asked.spec, body, json_arrays.LOADERS[loader])
     assert isinstance(found, (Decoded, Fault))
 
 
@@ -82,7 +83,7 @@ def test_long_replies_of_vllm(body: bytes, asked: Any, piece_bytes: int) -> None
     reply = long_reply.load(body, asked.call.sequences, piece_bytes)
     if reply is not None and not asked.call.scores and not asked.spec.topk_sample_logprobs:
         found = decode_reply(asked.call, asked.spec, body, lambda _: reply)
-        whole = decode_reply(asked.call, asked.spec, body, document.load)
+        whole = decode_reply(asked.call, asked.spec, body, json_arrays.load)
         unseen = any(words in str(whole) for words in ("no completion", "no JSON"))
         assert found == whole or isinstance(found, Fault) or unseen
 
@@ -97,14 +98,14 @@ def _encoded_result() -> bytes:
     }
     found = decode_reply(call, spec, json.dumps({"choices": [choice], "usage": {}}).encode())
     assert isinstance(found, Decoded)
-    return proto.encode_sample_response(combine(spec, [found]))
+    return result.encode_sample_response(combine(spec, [found]))
 
 
 @fuzz
 @given(damaged(_encoded_result()))
 def test_stored_results(data: bytes) -> None:
-    allowed(lambda: proto.decode_sample_response(data), ValueError)
-    text = allowed(lambda: proto.sample_response_json(data), ValueError)
+    allowed(lambda: result.decode_sample_response(data), ValueError)
+    text = allowed(lambda: result.sample_response_json(data), ValueError)
     assert text is None or isinstance(json.loads(text), dict)
 
 
@@ -134,16 +135,16 @@ POLL: Final = (
 @pytest.mark.parametrize(
     ("decode", "body"),
     [
-        (tinker.decode_create_session, b'{"tags":["a"],"user_metadata":{"b":1},"sdk_version":"0.38.0"}'),
-        (tinker.decode_heartbeat, b'{"session_id":"s","type":"session_heartbeat"}'),
-        (tinker.decode_finish, b'{"reason":{"type":"success"},"detail":null}'),
-        (tinker.decode_create_sampling_session, b'{"session_id":"s","sampling_session_seq_id":0,"base_model":"m"}'),
-        (tinker.decode_join, b'{"sampling_session_id":"s"}'),
-        (tinker.decode_retrieve_future, b'{"request_id":"s:1","allow_metadata_only":true}'),
-        (tinker.decode_retrieve_futures, POLL),
-        (tinker.decode_cancel_future, b'{"request_id":"s:1"}'),
-        (tinker.decode_client_config, b'{"sdk_version":"0.38.0"}'),
-        (tinker.decode_weights_info, b'{"tinker_path":"tinker://r/sampler_weights/1"}'),
+        (calls.decode_create_session, b'{"tags":["a"],"user_metadata":{"b":1},"sdk_version":"0.38.0"}'),
+        (calls.decode_heartbeat, b'{"session_id":"s","type":"session_heartbeat"}'),
+        (calls.decode_finish, b'{"reason":{"type":"success"},"detail":null}'),
+        (calls.decode_create_sampling_session, b'{"session_id":"s","sampling_session_seq_id":0,"base_model":"m"}'),
+        (calls.decode_join, b'{"sampling_session_id":"s"}'),
+        (calls.decode_retrieve_future, b'{"request_id":"s:1","allow_metadata_only":true}'),
+        (calls.decode_retrieve_futures, POLL),
+        (calls.decode_cancel_future, b'{"request_id":"s:1"}'),
+        (calls.decode_client_config, b'{"sdk_version":"0.38.0"}'),
+        (calls.decode_weights_info, b'{"tinker_path":"tinker://r/sampler_weights/1"}'),
         (trainer.decode_save_for_sampler, b'{"model_id":"s:train:0","path":"p"}'),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -259,31 +260,31 @@ def test_ids(text: str) -> None:
 @given(damaged(pack(State.READY, CLAIM, b"payload")))
 def test_records(data: bytes) -> None:
     allowed(lambda: unpack(data), BadRecord)
-    allowed(lambda: forms.header_of(data), StoreRefused)
+    allowed(lambda: schema.header_of(data), StoreRefused)
 
 
 @fuzz
 @given(
-    damaged(forms.log_entry(KEY, State.READY, 10, 1_790_000_000_000)),
+    damaged(schema.log_entry(KEY, State.READY, 10, 1_790_000_000_000)),
     st.integers(0, 2**21),
     st.integers(0, 2**32),
     st.sampled_from([0, 1]),
 )
 def test_completion_logs(entry: bytes, epoch: int, n: int, known: int) -> None:
-    allowed(lambda: forms.log_page([known, epoch, n, [entry]], 0), StoreRefused)
+    allowed(lambda: schema.log_page([known, epoch, n, [entry]], 0), StoreRefused)
 
 
 @fuzz
-@given(damaged(control.cancel_message(KEY), control.finish_message("s"), b"upstreams"))
+@given(damaged(messages.cancel_message(KEY), messages.finish_message("s"), b"upstreams"))
 def test_messages_between_workers(data: bytes) -> None:
-    control.parse(data)
+    messages.parse(data)
 
 
 @fuzz
 @given(damaged(b'["http://10.0.0.5:8000"]', b'{"upstreams":[]}'))
 def test_lists_of_upstreams(data: bytes) -> None:
     allowed(lambda: read_list(data), ValueError)
-    allowed(lambda: forms.upstreams(data), StoreRefused)
+    allowed(lambda: schema.upstreams(data), StoreRefused)
 
 
 @fuzz
@@ -295,8 +296,8 @@ def test_lists_of_models(data: bytes) -> None:
 @fuzz
 @given(damaged(b"# Server\r\nredis_version:7.4.1\r\nused_memory:10\r\nmaxmemory:0\r\n"))
 def test_what_redis_tells_of_itself(data: bytes) -> None:
-    allowed(lambda: forms.store_info(forms.parse_info(data)), StoreRefused)
-    allowed(lambda: forms.check_version(forms.parse_info(data), "here"), StoreRefused)
+    allowed(lambda: schema.store_info(schema.parse_info(data)), StoreRefused)
+    allowed(lambda: schema.check_version(schema.parse_info(data), "here"), StoreRefused)
 
 
 @fuzz

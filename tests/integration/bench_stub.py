@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from gateway.bench.replies import Broken
+from gateway.bench.load.replies import Broken
 from shared.core.result import SampleResult, SequenceResult, StopReason
-from shared.wire.proto import encode_sample_response
+from shared.wire.sdk.result import encode_sample_response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from gateway.bench.workload import Sample
+    from gateway.bench.load.workload import Sample
 
 MODEL = "stub-model"
 

@@ -6,10 +6,10 @@ import asyncio
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from shared.core.errors import StoreError
 from shared.core.model import SampleKey
 from shared.core.record import Claim
-from shared.store.base import StoreError
-from shared.store.redis import RedisStore
+from shared.store.one_server import RedisStore
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:

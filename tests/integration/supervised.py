@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway import cli, fleet
+from gateway import cli
 from gateway import serve as server
+from gateway.supervision import fleet
 from shared.log import configure_logging
-from shared.store.base import StoreInfo
+from shared.store.contract import StoreInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,12 +11,12 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from gateway.bench import client as client_module
-from gateway.bench.client import SdkClient, SetupFailed
-from gateway.bench.pacing import MAX_SUBMITS
-from gateway.bench.tally import Tally
-from gateway.bench.transport import parse_target
-from gateway.bench.workload import Workload
+from gateway.bench.load import client as client_module
+from gateway.bench.load.client import SdkClient, SetupFailed
+from gateway.bench.load.pacing import MAX_SUBMITS
+from gateway.bench.load.tally import Tally
+from gateway.bench.load.transport import parse_target
+from gateway.bench.load.workload import Workload
 from shared.clock import SystemClock
 from tests.integration.bench_stub import MODEL, Fault, Stub, StubVerifier, running
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gateway.bench.driver import drive
-from gateway.bench.procfs import children_named
-from gateway.bench.report import Report, exit_code
+from gateway.bench.installation import Deployment
+from gateway.bench.report.report import Report, exit_code
 from gateway.bench.scenario import resolve
-from gateway.bench.stack import Deployment
+from gateway.bench.watch.procfs import children_named
 from shared.core.errors import StartError
 from tests.integration.bench_stub import MODEL, Fault, Stub, running
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
-    from gateway.bench.messages import Progress
+    from gateway.bench.load.messages import Progress
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from gateway.bench.page import page
+from gateway.bench.report.page import page
 from tests.bench_made import measured_run
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from benchmarks.macro import bench_runs
 from benchmarks.macro.rows import Row
 from benchmarks.micro import forward, serving, store
 from benchmarks.turns import Plan, WrongResult
-from workers.app import PublicApp
+from workers.api.app import PublicApp
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from gateway.admin.key_ledger import KeyView
 from gateway.admin.report import RAW_LOGPROBS, warnings
 from gateway.admin.timings import STAGES, Timings, UpstreamTotals
 from shared.core.upstream_protocol import NO_GENERATE
-from shared.store.base import StoreInfo
+from shared.store.contract import StoreInfo
 from tests.browser import CHROMIUM, chromium
 from tests.gateway_views import VIEW, histogram, slot_view, worker_status
 

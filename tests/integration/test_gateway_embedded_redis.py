@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway import embedded_redis
-from gateway.embedded_redis import EmbeddedRedis
+from gateway.machine import embedded_redis
+from gateway.machine.embedded_redis import EmbeddedRedis
 from shared.core.errors import StartError
-from shared.store.redis import RedisStore
+from shared.store.one_server import RedisStore
 from tests.contract.conftest import Heard
 from tests.waiting import DEADLINE_S, until
 
@@ -26,7 +26,7 @@ MEMORY_BYTES = 32 * 1024 * 1024
 OWNER = "owner-0000000000"
 START = """
 import asyncio, os, pathlib, sys
-from gateway.embedded_redis import EmbeddedRedis
+from gateway.machine.embedded_redis import EmbeddedRedis
 
 async def main():
     redis = EmbeddedRedis(pathlib.Path(sys.argv[1]), 32 * 1024 * 1024)

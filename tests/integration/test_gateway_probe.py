@@ -15,12 +15,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from gateway import logprobs_watch
 from gateway.admin.report import RAW_LOGPROBS
-from gateway.check import Verdict
-from gateway.check_command import all_findings
-from gateway.logprobs_watch import follow_upstreams, watch_logprobs
-from gateway.upstream_probe import (
+from gateway.commands.check import all_findings
+from gateway.commands.findings import Verdict
+from gateway.supervision import logprobs_watch
+from gateway.supervision.logprobs_watch import follow_upstreams, watch_logprobs
+from gateway.supervision.upstream_probe import (
     NoAnswer,
     OfferedModel,
     ProbeError,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.asyncio import Redis
 
-from gateway.embedded_redis import EmbeddedRedis
+from gateway.machine.embedded_redis import EmbeddedRedis
 from tests.integration.gateway_process import ROOT, GatewayProcess, alive
 from tests.redis_server import RedisServer
 from tests.waiting import DEADLINE_S, eventually

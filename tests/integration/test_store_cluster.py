@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway import check
-from gateway.backing import RedisBacking
+from gateway.commands import findings
+from gateway.supervision.backing import RedisBacking
 from shared.config import Settings
-from shared.core.errors import StartError
+from shared.core.errors import StartError, StoreRefused, StoreUnavailable
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim
+from shared.redis.cluster import slot_of
 from shared.store import cluster_scripts
-from shared.store.base import LogEntry, Settled, StoreRefused, StoreUnavailable
 from shared.store.cluster import ClusterStore
-from shared.store.keys import Keys, member
-from shared.store.redis import RedisStore
-from shared.store.slots import slot_of
+from shared.store.contract import LogEntry, Settled
+from shared.store.one_server import RedisStore
+from shared.store.schema import Keys, member
 from tests.contract.conftest import Heard
 from tests.integration.store_calls import CLAIM, OWNER, TTL_S, in_the_end
 from tests.redis_cluster import RedisCluster
@@ -137,7 +137,7 @@ async def test_the_supervisor_looks_at_every_master(cluster: RedisCluster, tmp_p
     assert await backing.open() == cluster.url
     assert backing.info is not None
     assert (backing.info.mode, backing.info.max_bytes) == ("cluster", 300 * 1024 * 1024)
-    assert {finding.verdict for finding in check.redis(backing.info, "there")} == {check.Verdict.OK}
+    assert {finding.verdict for finding in findings.redis(backing.info, "there")} == {findings.Verdict.OK}
     await backing.close()
     ok(cluster.masters[2], "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     with pytest.raises(StartError, match="maxmemory-policy allkeys-lru"):

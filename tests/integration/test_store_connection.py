@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shared.core.errors import ConfigError
+from shared.core.errors import ConfigError, StoreUnavailable
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
-from shared.store.base import Settled, StoreUnavailable
-from shared.store.lines import CommandLine
-from shared.store.url import RedisAddress
+from shared.redis.address import RedisAddress
+from shared.redis.commands import CommandLine
+from shared.store.contract import Settled
 from tests.contract.conftest import Heard
 from tests.cut_proxy import CutProxy
 from tests.integration.store_calls import CLAIM, KEY, OWNER, TTL_S, in_the_end, make_store
@@ -25,7 +25,7 @@ from tests.waiting import DEADLINE_S, until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from shared.store.redis import RedisStore
+    from shared.store.one_server import RedisStore
 
 
 @pytest.fixture(scope="module")

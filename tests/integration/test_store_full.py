@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shared.core.errors import StoreFull
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim
-from shared.store.base import Settled, StoreFull
+from shared.store.contract import Settled
 from tests.integration.store_calls import CLAIM, KEY, OWNER, TTL_S, make_store
 from tests.redis_server import RedisServer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.store.base import StoreRefused, StoreUnavailable
+from shared.core.errors import StoreRefused, StoreUnavailable
 from tests.contract.conftest import Heard
 from tests.integration.store_calls import CLAIM, KEY, OWNER, in_the_end, make_store
 from tests.redis_server import RedisServer, running_redis

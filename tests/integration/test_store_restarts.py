@@ -9,11 +9,11 @@ import hiredis
 import pytest
 
 from shared.clock import SystemClock
+from shared.core.errors import StoreUnavailable
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
-from shared.store.base import StoreUnavailable
-from shared.store.link import Link
-from shared.store.url import RedisAddress, parse_url
+from shared.redis.address import RedisAddress, parse_url
+from shared.redis.link import Link
 from tests.integration.store_calls import CLAIM, KEY, OWNER, TTL_S, in_the_end, make_store
 from tests.redis_server import RedisServer
 from tests.waiting import until
@@ -21,7 +21,7 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from shared.store.redis import RedisStore
+    from shared.store.one_server import RedisStore
     from tests.contract.conftest import Heard
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shared.core.errors import StoreRefused, StoreUnavailable
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
-from shared.store.base import Settled, StoreRefused, StoreUnavailable
-from shared.store.redis import RedisStore
+from shared.store.contract import Settled
+from shared.store.one_server import RedisStore
 from tests.contract.conftest import Heard
 from tests.integration.store_calls import CLAIM, OWNER, TTL_S, in_the_end
 from tests.redis_sentinels import RedisSentinels

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gateway.simulator import tokens as model_function
-from shared.wire.proto import decode_sample_response
+from shared.wire.sdk.result import decode_sample_response
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

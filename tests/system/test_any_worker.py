@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from gateway.keys_file import new_entry
-from shared.config import NO_LIMITS
+from gateway.settings.keys_file import new_entry
+from shared.core.callers import NO_LIMITS
 from tests.system.expected import check_payload
 from tests.system.outcomes import result_of, settled
 from tests.system.pinned import Client, connect_to, open_stack_client, poll, send_poll, submit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.system.stack import Stack, running_stack
-from workers.app import API, HOT, ROUTED
+from workers.api.app import API, HOT, ROUTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

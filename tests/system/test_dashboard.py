@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from gateway.keys_file import new_entry
-from shared.config import NO_LIMITS
+from gateway.settings.keys_file import new_entry
+from shared.core.callers import NO_LIMITS
 from tests.browser import APPEARS_S, CHROMIUM, chromium
 from tests.system.stack import Gateway, Simulator
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.keys_file import new_entry
+from gateway.settings.keys_file import new_entry
 from gateway.simulator import chat_api
 from gateway.simulator import tokens as model_function
-from shared.config import NO_LIMITS, KeyLimits
+from shared.core.callers import NO_LIMITS, KeyLimits
 from tests.system.http_calls import Connection
 from tests.system.pinned import connect_to
 from tests.system.stack import SOURCE_IPS, running_stack

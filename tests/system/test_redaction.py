@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 
-from shared.wire.proto import decode_sample_response
+from shared.wire.sdk.result import decode_sample_response
 from tests.redis_server import RedisServer
 from tests.system.http_calls import Connection, call
 from tests.system.outcomes import result_of, settled

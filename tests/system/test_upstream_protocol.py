@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gateway.simulator.tokens import IMAGE, expanded, prompt_logprobs
-from shared.wire.proto import decode_sample_response
+from shared.wire.sdk.result import decode_sample_response
 from tests.ports import free_port
 from tests.system.expected import check_payload
 from tests.system.http_calls import call

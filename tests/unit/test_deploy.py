@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from gateway.cli import gateway
-from gateway.flags import FLAGS
-from gateway.options import CONFIG_VARIABLE
+from gateway.settings.resolve import CONFIG_VARIABLE
+from gateway.settings.table import FLAGS
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:

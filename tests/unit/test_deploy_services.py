@@ -13,13 +13,13 @@ import yaml
 
 from gateway import cli
 from gateway.admin.app import admin_app
-from gateway.check import own_ports
-from gateway.flags import FLAGS
-from gateway.fleet import DRAIN_GRACE_S
-from gateway.machine import parse_ports
-from gateway.options import CONFIG_VARIABLE
+from gateway.commands.findings import own_ports
+from gateway.machine.kernel import parse_ports
+from gateway.settings.resolve import CONFIG_VARIABLE
+from gateway.settings.table import FLAGS
+from gateway.supervision.fleet import DRAIN_GRACE_S
 from tests.gateway_views import VIEW
-from tests.unit.test_gateway_metrics import families
+from tests.unit.gateway.admin.test_metrics import families
 
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"

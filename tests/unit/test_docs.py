@@ -15,24 +15,24 @@ from gateway import cli
 from gateway.admin.app import admin_app
 from gateway.admin.report import status
 from gateway.admin.view import SlotView, View
-from gateway.bench.report import Report
-from gateway.flags import FLAGS
-from gateway.machine import Usage
+from gateway.bench.report.report import Report
+from gateway.machine.kernel import Usage
+from gateway.settings.table import FLAGS
 from shared.channel import Status, UpstreamStatus
 from shared.core.faults import FaultClass
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.counters import NAMES as COUNTERS
 from shared.counters import Counters
-from shared.store.base import StoreInfo
-from shared.store.keys import Keys
-from shared.wire import tinker
-from workers import app, responses
+from shared.store.contract import StoreInfo
+from shared.store.schema import Keys
+from shared.wire.sdk import calls
+from workers.api import app, replies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gateway.flag import Flag
+    from gateway.settings.flag import Flag
 
 ROOT: Final = Path(__file__).parents[2]
 FLAG: Final = re.compile(r"--[a-z][a-z-]*[a-z]")
@@ -248,14 +248,14 @@ def test_paths_of_the_public_address() -> None:
 
 
 def test_every_status_is_explained() -> None:
-    chosen = {code for _, code in responses.STATUS_OF_ERROR} | set(responses.STATUS_OF_ANSWER.values())
+    chosen = {code for _, code in replies.STATUS_OF_ERROR} | set(replies.STATUS_OF_ANSWER.values())
     explained = {int(code) for code in re.findall(r"\b[2-5]\d\d\b", WIRE)}
-    assert chosen | {responses.UNEXPECTED} <= explained
+    assert chosen | {replies.UNEXPECTED} <= explained
 
 
 @pytest.mark.parametrize("session_poll", [True, False])
 def test_flags_for_the_sdk_are_explained(session_poll: bool) -> None:
-    sent = msgspec.json.decode(tinker.client_config("0.38.0", session_poll=session_poll))
+    sent = msgspec.json.decode(calls.client_config("0.38.0", session_poll=session_poll))
     assert set(sent) <= words_in_code(section(WIRE, "### The flags of"))
 
 

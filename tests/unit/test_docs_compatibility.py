@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from shared.store.forms import _OLDEST_REDIS
+from shared.store.schema import _OLDEST_REDIS
 from tests.system.sdk_env import VERSIONS
 
 DOCS: Final = Path(__file__).parents[2] / "docs"

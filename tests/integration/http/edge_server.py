@@ -11,20 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.core.errors import BodyIncomplete
+from shared.http.edge import Edge
+from shared.http.exchange import deliver, send_whole
+from shared.http.head import HttpLimits, read_body
+from shared.http.peer import connection
+from shared.http.server import PublicServer
 from tests.waiting import DEADLINE_S, until
-from workers.http.body import read_body
-from workers.http.delivery import deliver, send_whole
-from workers.http.edge import Edge
-from workers.http.limits import HttpLimits
-from workers.http.server import PublicServer
-from workers.http.watch import connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from workers.http.direct import Direct, Standing
+    from shared.http.exchange import Direct, Standing
 
 MIB = 1024 * 1024
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shared.http.server import Acceptor
 from tests.waiting import DEADLINE_S, until
-from workers.http.accepting import Acceptor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
+from shared.http.peer import connection
 from tests.integration.http.edge_server import MIB, request, serving, status_of
 from tests.waiting import DEADLINE_S, until
-from workers.http.watch import connection
 
 
 async def test_a_reply_that_is_read_is_delivered() -> None:

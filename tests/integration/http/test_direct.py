@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shared.core.errors import GatewayError, Unauthorized
+from shared.http.exchange import send_response
+from shared.http.head import HttpLimits
 from tests.garbage import garbage
 from tests.integration.http.edge_server import Application, Client, Served, request, serving_app, status_of
 from tests.waiting import until
-from workers.http.delivery import send_response
-from workers.http.limits import HttpLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from workers.http.direct import DirectCycle
+    from shared.http.exchange import DirectCycle
 
 KIB = 1024
 LARGE = bytes(range(256)) * 256

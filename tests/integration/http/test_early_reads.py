@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shared.http import connection as protocol
+from shared.http.exchange import send_whole
+from shared.http.head import HttpLimits, read_body
 from tests.integration.http.edge_server import request, serving, serving_app, status_of
 from tests.waiting import until
-from workers.http import protocol
-from workers.http.body import read_body
-from workers.http.delivery import send_whole
-from workers.http.limits import HttpLimits
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from shared.http.head import HttpLimits
 from tests.integration.http.edge_server import refusal_in, request, serving, status_of
 from tests.waiting import until
-from workers.http.limits import HttpLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from shared.http.connection import GatewayProtocol
+from shared.http.head import HttpLimits
 from tests.integration.http.edge_server import MIB, Served, now_s, refusal_in, request, serving, status_of
 from tests.waiting import until
-from workers.http.limits import HttpLimits
-from workers.http.protocol import GatewayProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shared.http.head import HttpLimits
 from tests.integration.http.edge_server import Application, Served, request, serving_app, status_of
 from tests.integration.http.test_direct import Said, read_replies
 from tests.waiting import until
-from workers.http.limits import HttpLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -10,16 +10,16 @@ from tests.app_bench import AppBench
 from tests.integration.http.edge_server import Client, Served, serving_app
 from tests.integration.passthrough.raw_upstream import RawUpstream, raw_upstream, soon
 from tests.waiting import until
-from workers.connector import make_session, make_training_session
-from workers.engines import Engines
-from workers.trainer import Trainer
+from workers.passing.openai import Engines
+from workers.passing.training_server import Trainer
+from workers.upstream.connector import make_session, make_training_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from starlette.types import Receive, Scope, Send
 
-    from workers.http.limits import HttpLimits
+    from shared.http.head import HttpLimits
 
 # At 1 ms each: long after any pair of loopback sockets has moved what it can.
 _STILL_LOOKS: Final = 300

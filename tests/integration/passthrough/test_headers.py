@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from shared.config import ApiKey
+from shared.core.callers import ApiKey
 from tests.integration.passthrough.passage import Passage, asking, body_of, head_of, training_passage
 from tests.integration.passthrough.raw_upstream import Exchange, reply
 

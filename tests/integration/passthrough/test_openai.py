@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from shared.config import ApiKey, KeyLimits
+from shared.core.callers import ApiKey, KeyLimits
 from tests.integration.passthrough.passage import OpenAiPassage, asking, body_of, head_of, openai_passage
 from tests.integration.passthrough.raw_upstream import Exchange, reply, soon
 from tests.waiting import until

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from shared.http.head import HttpLimits
 from tests.integration.http.edge_server import MIB, Client
 from tests.integration.passthrough.passage import Passage, asking, body_of, head_of, stands_still, training_passage
 from tests.integration.passthrough.raw_upstream import OK, Exchange, reply, soon
 from tests.waiting import until
-from workers.http.limits import HttpLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from shared.config import ApiKey, KeyLimits
 from shared.core import ids, trainer_ids
+from shared.core.callers import ApiKey, KeyLimits
 from tests.app_bench import API, KEY_A, KEY_B, KEYS, Answered
 from tests.integration.passthrough.passage import Passage, asking, body_of, head_of, training_passage
 from tests.integration.passthrough.raw_upstream import Exchange, reply, soon

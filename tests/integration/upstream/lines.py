@@ -14,26 +14,25 @@ from shared.core.faults import Fault
 from shared.core.record import Claim
 from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
 from shared.counters import Counters
-from shared.store.memory import MemoryStore
-from shared.store.memory_server import MemoryServer
+from tests.memory_store import MemoryServer, MemoryStore
 from tests.worker_bench import OWNER, TARGET, session, spec
-from workers.adapter_loading import AdapterLoader
-from workers.adapters import Adapters
-from workers.connector import make_client, make_probe_session
-from workers.execution import Executor
-from workers.forwarder import Forwarder
-from workers.models import Catalogue
-from workers.pool import UpstreamPool
-from workers.running import Running
-from workers.tenants import Holding
+from workers.samples.execution import Executor
+from workers.samples.live import Running
+from workers.samples.quota import Holding
+from workers.upstream.adapter_loading import AdapterLoader
+from workers.upstream.adapters import Adapters
+from workers.upstream.catalogue import Catalogue
+from workers.upstream.connector import make_client, make_probe_session
+from workers.upstream.forwarder import Forwarder
+from workers.upstream.pool import UpstreamPool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from shared.clock import Clock
     from shared.core.lifecycle import State
-    from workers.h1.dial import Resolve
-    from workers.upstreams import Upstream
+    from workers.upstream.client.dial import Resolve
+    from workers.upstream.upstream import Upstream
 
 ASKED: Final = {"model": "sim/tiny", "max_tokens": 2, "logprobs": 0, "return_token_ids": True}
 

@@ -20,26 +20,25 @@ from shared.core.lifecycle import State
 from shared.core.model import ModelRef
 from shared.core.record import Claim
 from shared.counters import Counters
-from shared.store.memory import MemoryStore
-from shared.store.memory_server import MemoryServer
+from tests.memory_store import MemoryServer, MemoryStore
 from tests.waiting import until
 from tests.worker_bench import AWAY, session, spec
-from workers import adapter_loading, adapters
-from workers.adapter_loading import AdapterLoader, lock_name
-from workers.adapters import Adapters
-from workers.connector import make_client, make_probe_session
-from workers.execution import Executor
-from workers.forwarder import Forwarder
-from workers.models import Catalogue
-from workers.pool import UpstreamPool
-from workers.running import Running
-from workers.tenants import Holding
+from workers.samples.execution import Executor
+from workers.samples.live import Running
+from workers.samples.quota import Holding
+from workers.upstream import adapter_loading, adapters
+from workers.upstream.adapter_loading import AdapterLoader, lock_name
+from workers.upstream.adapters import Adapters
+from workers.upstream.catalogue import Catalogue
+from workers.upstream.connector import make_client, make_probe_session
+from workers.upstream.forwarder import Forwarder
+from workers.upstream.pool import UpstreamPool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from workers.running import Ending
+    from workers.samples.live import Ending
 
 NAME, LOAD = "{run_id}--{checkpoint}", "/v1/load_lora_adapter"
 MODEL = ModelRef(model_path="tinker://run-1/sampler_weights/000100")

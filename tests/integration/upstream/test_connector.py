@@ -22,9 +22,15 @@ from shared.clock import SystemClock
 from shared.config import Settings
 from shared.core import ports
 from tests.waiting import until
-from workers.connector import BoundSocketFactory, connection_limits, make_client, make_probe_session, make_session
-from workers.forwarder import Forwarder
-from workers.upstreams import Upstream
+from workers.upstream.connector import (
+    BoundSocketFactory,
+    connection_limits,
+    make_client,
+    make_probe_session,
+    make_session,
+)
+from workers.upstream.forwarder import Forwarder
+from workers.upstream.upstream import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -153,8 +159,8 @@ async def test_ports_are_spent_per_destination_and_what_is_beyond_them_queues(
     stack: AsyncExitStack, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B5: 64 ports, 200 samples, two upstreams."""
-    monkeypatch.setattr("workers.connector._ephemeral_range", lambda: FEW_PORTS)
-    monkeypatch.setattr("workers.connector.BoundSocketFactory", FewPorts)
+    monkeypatch.setattr("workers.upstream.connector._ephemeral_range", lambda: FEW_PORTS)
+    monkeypatch.setattr("workers.upstream.connector.BoundSocketFactory", FewPorts)
     simulators = [await simulator_on(stack, host) for host in ("127.0.0.1", "127.0.0.2")]
     for simulator in simulators:
         simulator.set_faults([{"kind": "hold"}])
@@ -176,8 +182,8 @@ async def test_one_upstream_that_gets_all_the_samples_has_ports_for_its_share(
     stack: AsyncExitStack, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B5: the other one rests; what one address cannot open waits as well."""
-    monkeypatch.setattr("workers.connector._ephemeral_range", lambda: FEW_PORTS)
-    monkeypatch.setattr("workers.connector.BoundSocketFactory", FewPorts)
+    monkeypatch.setattr("workers.upstream.connector._ephemeral_range", lambda: FEW_PORTS)
+    monkeypatch.setattr("workers.upstream.connector.BoundSocketFactory", FewPorts)
     simulator = await simulator_on(stack)
     ask = await way("127.0.0.9", upstreams=(simulator.url, "http://127.0.0.2:1"))
     assert set(await asyncio.gather(*(ask(simulator.url) for _ in range(200)))) == {200}
@@ -233,8 +239,8 @@ async def test_nothing_is_sent_that_was_not_asked_for(
 def test_workers_that_share_an_address_share_its_ports(
     settings: dict[str, Any], share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.connector.resource.getrlimit", lambda _: (10**9, 10**9))
-    monkeypatch.setattr("workers.connector._ephemeral_range", lambda: (10_000, 19_999))
+    monkeypatch.setattr("workers.upstream.connector.resource.getrlimit", lambda _: (10**9, 10**9))
+    monkeypatch.setattr("workers.upstream.connector._ephemeral_range", lambda: (10_000, 19_999))
     upstreams = ("http://a", "http://b")
     assert connection_limits(Settings(upstreams=upstreams, **settings)) == (18000 // share, 9000 // share)
 

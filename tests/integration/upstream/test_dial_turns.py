@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from workers.connector import unbound_socket
-from workers.h1.connection import UpstreamConnection
-from workers.h1.dial import Dialler, Origin
+from workers.upstream.client.connection import UpstreamConnection
+from workers.upstream.client.dial import Dialler, Origin
+from workers.upstream.connector import unbound_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

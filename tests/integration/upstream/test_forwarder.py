@@ -15,8 +15,8 @@ from shared.core.faults import BreakKind, FaultClass
 from tests.garbage import garbage
 from tests.integration.upstream.lines import line
 from tests.waiting import DEADLINE_S, until
-from workers.h1.connection import UpstreamConnection
-from workers.h1.exchange import Broken, Exchange
+from workers.upstream.client.connection import UpstreamConnection
+from workers.upstream.client.port import Broken, Exchange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gateway.simulator.simulator import Simulator
     from shared.core.upstream_protocol import ProtocolChoice
-    from workers.h1.dial import Resolve
+    from workers.upstream.client.dial import Resolve
 
 
 @contextmanager
@@ -232,7 +232,7 @@ async def test_what_is_not_http() -> None:
 @pytest.mark.parametrize("status", ["200 OK", "500 Oops"])
 @pytest.mark.parametrize("length", ["Content-Length: 1000000000", "X-Length: none"])
 async def test_a_reply_without_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch, status: str, length: str) -> None:
-    monkeypatch.setattr("workers.connector.LARGEST_RESULT_BYTES", 2**20)
+    monkeypatch.setattr("workers.upstream.connector.LARGEST_RESULT_BYTES", 2**20)
     gone = asyncio.Event()
 
     async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

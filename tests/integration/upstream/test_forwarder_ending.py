@@ -10,11 +10,11 @@ import pytest
 from shared.core.faults import BreakKind, Fault, FaultClass
 from tests.integration.upstream.lines import line
 from tests.waiting import until
-from workers import upstreams
+from workers.upstream import upstream as upstreams
 
 if TYPE_CHECKING:
     from gateway.simulator.simulator import Simulator
-    from workers.upstreams import Upstream
+    from workers.upstream.upstream import Upstream
 
 
 async def test_a_cancel_closes_the_upstream_connection(simulator: Simulator) -> None:

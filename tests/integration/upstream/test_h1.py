@@ -13,16 +13,16 @@ import pytest
 from shared.config import Settings
 from shared.core.faults import BreakKind
 from tests.waiting import until
-from workers.connector import make_client
-from workers.h1.dial import Origin
-from workers.h1.exchange import Broken, Exchange, Reply
+from workers.upstream.client.dial import Origin
+from workers.upstream.client.port import Broken, Exchange, Reply
+from workers.upstream.connector import make_client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from aiohttp.connector import AddrInfoType
 
-    from workers.h1.client import UpstreamClient
+    from workers.upstream.client.own import UpstreamClient
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n"
 LONG = bytes(range(256)) * 16_000

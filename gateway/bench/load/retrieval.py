@@ -1,0 +1,118 @@
+"""Waiting for one sample's result: by a poll of its own, or announced by the session poll and then fetched."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from gateway.bench.load import requests
+from gateway.bench.load.reactions import Act, Reaction, Streak, on_retrieve
+from gateway.bench.load.replies import Again, Broken, Gone, Payload, detail_of, event_of, read_result
+from gateway.bench.load.transport import NoReply
+from gateway.bench.load.workload import abandon_after_s
+
+if TYPE_CHECKING:
+    from gateway.bench.load.requests import Endpoints
+    from gateway.bench.load.session_poll import SessionPoller
+    from gateway.bench.load.tally import Tally
+    from gateway.bench.load.transport import ConnectionPool, Reply
+    from gateway.bench.load.workload import Workload
+
+
+# A result that was announced is there: to drop its fetch half-way takes a quick hand.
+_READY_FETCH_S: Final = 0.005
+
+
+class Abandoned:
+    """The client dropped its own poll."""
+
+
+class Retriever:
+    """`poller`: None when every sample polls for itself."""
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        endpoints: Endpoints,
+        poller: SessionPoller | None,
+        workload: Workload,
+        tally: Tally,
+    ) -> None:
+        self._pool = pool
+        self._endpoints = endpoints
+        self._poller = poller
+        self._workload = workload
+        self._tally = tally
+        self._fetch_s = None if poller is None else _READY_FETCH_S
+
+    async def result(self, request_id: str, index: int) -> bytes | Gone | Broken:
+        """The result's protobuf bytes; `index` decides which of its polls are abandoned."""
+        if self._poller is None:
+            return _bytes(await self._fetch(request_id, index, metadata=True))
+        completion = await self._poller.completion(request_id)
+        if isinstance(completion, Broken):
+            return completion
+        outcome = await self._fetch(request_id, index, metadata=completion.size_bytes == 0)
+        if isinstance(outcome, Payload) or (isinstance(outcome, Broken) and outcome.acknowledged):
+            self._poller.acknowledge(request_id)
+        return _bytes(outcome)
+
+    async def cancel(self, request_id: str) -> None:
+        endpoint = self._endpoints.cancel_future
+        try:
+            await self._pool.send(endpoint.request(requests.cancel_future_body(request_id)), endpoint.read_timeout_s)
+        except NoReply:
+            # As in the SDK: a cancel that fails is only a generation wasted.
+            return
+
+    async def _fetch(self, request_id: str, index: int, *, metadata: bool) -> Payload | Gone | Broken:
+        streak = Streak()
+        abandoned = poll = 0
+        while True:
+            drop_after_s = abandon_after_s(self._workload, index, poll, abandoned, self._fetch_s)
+            reply = await self._poll(request_id, metadata, drop_after_s)
+            poll += 1
+            if isinstance(reply, Abandoned):
+                abandoned += 1
+                continue
+            reaction, streak = on_retrieve(event_of(reply), streak)
+            outcome = _outcome(reaction, reply, metadata)
+            if isinstance(outcome, Again):
+                metadata = outcome.allow_metadata_only
+                await _pause(reaction)
+                continue
+            return outcome
+
+    async def _poll(self, request_id: str, metadata: bool, drop_after_s: float | None) -> Reply | Abandoned | None:
+        self._tally.polls += 1
+        endpoint = self._endpoints.retrieve_future
+        request = endpoint.request(requests.retrieve_future_body(request_id, metadata))
+        try:
+            if drop_after_s is None:
+                return await self._pool.send(request, endpoint.read_timeout_s)
+            async with asyncio.timeout(drop_after_s):
+                return await self._pool.send(request, endpoint.read_timeout_s)
+        except NoReply:
+            return None
+        except TimeoutError:
+            self._tally.abandoned_polls += 1
+            return Abandoned()
+
+
+async def _pause(reaction: Reaction) -> None:
+    if reaction.delay_s > 0:
+        await asyncio.sleep(reaction.delay_s)
+
+
+def _outcome(reaction: Reaction, reply: Reply | None, metadata: bool) -> Payload | Again | Gone | Broken:
+    if reaction.act is Act.ACCEPT and reply is not None:
+        return read_result(reply, metadata)
+    if reaction.act is Act.AGAIN:
+        return Again(metadata)
+    if reaction.act is Act.RESUBMIT:
+        return Gone()
+    return Broken(f"retrieve {reply.status if reply is not None else 0}", detail_of(reply))
+
+
+def _bytes(outcome: Payload | Gone | Broken) -> bytes | Gone | Broken:
+    return outcome.data if isinstance(outcome, Payload) else outcome

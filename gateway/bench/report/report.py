@@ -1,0 +1,328 @@
+"""The bench report: what was measured, as one struct; its arithmetic and its verdict are pure.
+
+Field names are those of docs/interface.md and of the JSON; a value that could not be had is null, never zero.
+
+Several runs as one report. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from gateway.bench.load import messages
+
+
+class Samples(msgspec.Struct, kw_only=True):
+    """`failed` counts the wrong ones too. `lost`: asked for, and neither completed, failed nor cancelled."""
+
+    requested: int
+    completed: int
+    failed: int
+    wrong: int
+    resubmitted: int
+    cancelled: int = 0
+    duplicates: int = 0
+    abandoned_polls: int = 0
+    verified: bool = True
+
+    @property
+    def lost(self) -> int:
+        return self.requested - self.completed - self.failed - self.cancelled
+
+
+class Quantiles(msgspec.Struct, kw_only=True):
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class Tail(msgspec.Struct, kw_only=True):
+    p50: float | None = None
+    p99: float
+    max: float
+
+
+class Gateway(msgspec.Struct, kw_only=True):
+    """`cpu_seconds`: user + system of the worker processes. `peak_rss_bytes`: of all workers at one moment."""
+
+    cpu_seconds: float | None = None
+    cpu_ms_per_sample: float | None = None
+    peak_rss_bytes: int | None = None
+    peak_rss_bytes_per_worker: int | None = None
+    peak_fds: int | None = None
+    healthz_ms: Tail | None = None
+    healthz_failures: int = 0
+    loop_lag_ms: Tail | None = None
+    workers: int | None = None
+    reexecutions: int | None = None
+
+
+class Redis(msgspec.Struct, kw_only=True):
+    cpu_seconds: float | None = None
+    peak_bytes: int | None = None
+    commands_per_sample: float | None = None
+    description: str | None = None
+
+
+class Simulator(msgspec.Struct, kw_only=True):
+    """`cpu_seconds`: of all its processes; None where they are not ours to look at.
+
+    `allowed_executions`: what the samples, their resubmissions and the gateway's re-executions account for.
+
+    `duplicate_request_ids`: executions beyond the first of their sample, one after the other;
+    `concurrent_duplicates`: executions that began while another one of their sample was running.
+    """
+
+    cpu_seconds: float | None = None
+    executions: int
+    allowed_executions: int
+    peak_in_flight: int
+    aborted: int
+    duplicate_request_ids: int
+    concurrent_duplicates: int = 0
+    by_source_ip: dict[str, int] = {}
+
+
+class Client(msgspec.Struct, kw_only=True):
+    """None: what the published SDK does inside; its polls are then those that the gateway counted."""
+
+    processes: int
+    cpu_seconds: float
+    cpu_ms_per_sample: float | None
+    session_poll: bool | None
+    requests: int | None
+    connections: int | None
+    polls: int | None
+    session_polls: int | None
+    paused: int | None
+    heartbeats: int | None
+    heartbeats_failed: int | None
+    heartbeat_max_s: float | None
+    peak_rss_bytes: int
+
+
+class Wire(msgspec.Struct, kw_only=True):
+    """Bytes without TCP's and IP's headers, seen from the gateway."""
+
+    received_bytes: int
+    sent_bytes: int
+
+
+class Wires(msgspec.Struct, kw_only=True):
+    """Counted at the other end of each wire: by the load client, by the simulated vLLM, by Redis."""
+
+    client: Wire | None = None
+    upstream: Wire | None = None
+    redis: Wire | None = None
+
+
+class ChaosEvent(msgspec.Struct, kw_only=True):
+    """`at_s`: after the first sample. `lasted_s`: until what was broken ran again, which is not the gateway's doing.
+
+    `recovered_after_s`: from then until the gateway served as before (chaos.py). None: the run ended first.
+    """
+
+    at_s: float
+    what: str
+    lasted_s: float
+    recovered_after_s: float | None
+
+
+class Machine(msgspec.Struct, kw_only=True):
+    cpus: int
+    memory_bytes: int
+    kernel: str
+    python: str
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """`warnings`: what may have set the run's pace in the gateway's place, one sentence each."""
+
+    samples: Samples
+    failures: dict[str, int]
+    examples: list[str]
+    seconds: float
+    samples_per_second: float
+    submit_latency_s: Quantiles | None
+    latency_s: Quantiles | None
+    gateway: Gateway
+    redis: Redis
+    simulator: Simulator | None
+    client: Client
+    wires: Wires
+    chaos: list[ChaosEvent]
+    warnings: list[str]
+    machine: Machine
+    versions: dict[str, str]
+    config: dict[str, Any]
+
+
+# A restart of the clock's second: rates over less than this say nothing.
+_MIN_SECONDS: Final = 1e-6
+
+
+def to_json(report: Report) -> bytes:
+    return formatted(report)
+
+
+def formatted(document: msgspec.Struct) -> bytes:
+    """JSON for people, too."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def exit_code(report: Report) -> int:
+    """1 when a sample was lost, failed or wrong, or the upstream was asked more often than the retry policy allows."""
+    return 1 if verdicts(report) else 0
+
+
+def verdicts(report: Report) -> list[str]:
+    """What is wrong with the run, one sentence each; empty when nothing is."""
+    samples, simulator = report.samples, report.simulator
+    checks = [
+        (samples.lost != 0, f"{samples.lost} samples neither ended nor failed"),
+        (samples.failed > samples.wrong, f"{samples.failed - samples.wrong} samples failed"),
+        (samples.wrong > 0, f"{samples.wrong} samples got something that is not their result"),
+    ]
+    if simulator is not None:
+        # What the gateway executed again by its own word, and what workers that were killed cannot say of.
+        again = simulator.allowed_executions - samples.requested - samples.resubmitted
+        checks += [
+            (
+                simulator.executions > simulator.allowed_executions,
+                f"the upstream was asked {simulator.executions} times where {simulator.allowed_executions} are allowed",
+            ),
+            (
+                simulator.duplicate_request_ids > again,
+                f"{simulator.duplicate_request_ids} samples were executed again, and not by the retry policy",
+            ),
+            (
+                simulator.concurrent_duplicates > 0,
+                f"{simulator.concurrent_duplicates} samples were executed twice at the same time",
+            ),
+        ]
+    return [sentence for bad, sentence in checks if bad]
+
+
+def allowed_executions(requested: int, resubmitted: int, reexecutions: int | None, unreported: int = 0) -> int:
+    """Every promise may be executed once, and again where the gateway says that it was interrupted.
+
+    `unreported`: what workers that were killed may have executed again since their last report.
+    """
+    return requested + resubmitted + (reexecutions or 0) + unreported
+
+
+def quantiles(values: npt.NDArray[np.float32]) -> Quantiles | None:
+    """None of no values."""
+    if not values.size:
+        return None
+    p50, p90, p99, top = np.quantile(values, [0.5, 0.9, 0.99, 1.0]).tolist()
+    return Quantiles(p50=p50, p90=p90, p99=p99, max=top)
+
+
+def tail(values: Sequence[float]) -> Tail | None:
+    """None of no values."""
+    if not values:
+        return None
+    p50, p99, top = np.quantile(np.asarray(values), [0.5, 0.99, 1.0]).tolist()
+    return Tail(p50=p50, p99=p99, max=top)
+
+
+def per(total: float | None, count: int) -> float | None:
+    """`total` / `count`; None when there is nothing to divide, or by."""
+    return None if total is None or count <= 0 else total / count
+
+
+def rate(count: int, seconds: float) -> float:
+    return count / max(seconds, _MIN_SECONDS)
+
+
+def merge_samples(reports: Sequence[messages.Report], requested: int, *, verified: bool) -> Samples:
+    return Samples(
+        requested=requested,
+        completed=sum(report.completed for report in reports),
+        failed=sum(report.failed for report in reports),
+        wrong=sum(report.wrong for report in reports),
+        resubmitted=sum(report.resubmitted for report in reports),
+        cancelled=sum(report.cancelled for report in reports),
+        duplicates=sum(report.duplicates for report in reports),
+        abandoned_polls=sum(report.abandoned_polls for report in reports),
+        verified=verified,
+    )
+
+
+def merge_client(reports: Sequence[messages.Report], *, session_poll: bool | None) -> Client:
+    cpu_seconds = sum(report.cpu_seconds for report in reports)
+    cpu_ms_per_sample = per(cpu_seconds * 1e3, sum(report.completed for report in reports))
+    slowest = [report.heartbeat_max_s for report in reports if report.heartbeat_max_s is not None]
+    return Client(
+        processes=len(reports),
+        cpu_seconds=cpu_seconds,
+        cpu_ms_per_sample=cpu_ms_per_sample,
+        session_poll=session_poll,
+        requests=total(report.requests for report in reports),
+        connections=total(report.connections for report in reports),
+        polls=total(report.polls for report in reports),
+        session_polls=total(report.session_polls for report in reports),
+        paused=total(report.paused for report in reports),
+        heartbeats=total(report.heartbeats for report in reports),
+        heartbeats_failed=total(report.heartbeats_failed for report in reports),
+        heartbeat_max_s=max(slowest, default=None),
+        peak_rss_bytes=sum(report.peak_rss_bytes for report in reports),
+    )
+
+
+def total(counts: Iterable[int | None]) -> int | None:
+    """The sum; None when one of them is not known."""
+    known = 0
+    for count in counts:
+        if count is None:
+            return None
+        known += count
+    return known
+
+
+def merge_wire(reports: Sequence[messages.Report]) -> Wire | None:
+    """What the clients sent, the gateway received. None where they do not tell."""
+    sent, received = (total(getattr(report, name) for report in reports) for name in ("sent_bytes", "received_bytes"))
+    return None if sent is None or received is None else Wire(received_bytes=sent, sent_bytes=received)
+
+
+def merge_failures(reports: Iterable[messages.Report]) -> dict[str, int]:
+    """Most frequent first."""
+    total: Counter[str] = Counter()
+    for report in reports:
+        total.update(report.failures)
+    return dict(total.most_common())
+
+
+def merge_latencies(parts: Iterable[bytes]) -> npt.NDArray[np.float32]:
+    """float32 little-endian pieces, joined."""
+    return np.frombuffer(b"".join(parts), dtype="<f4")
+
+
+class Runs(msgspec.Struct):
+    """In the order in which they were run."""
+
+    runs: list[Report]
+
+
+def runs_to_json(reports: Sequence[Report]) -> bytes:
+    """A single report as it is; several as `{"runs": [...]}`."""
+    if len(reports) == 1:
+        return to_json(reports[0])
+    return formatted(Runs(list(reports)))
+
+
+def runs_exit_code(reports: Sequence[Report]) -> int:
+    """1 when one of them failed."""
+    return max(map(exit_code, reports))

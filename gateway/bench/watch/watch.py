@@ -1,0 +1,238 @@
+"""Watching a gateway from outside while it is under load: health, processes, its own counts, the simulator's.
+
+All of this runs beside the load in the driver, never in it. What cannot be had (a remote gateway, no admin address)
+stays None.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from gateway.bench.watch import procfs
+from gateway.bench.watch.usage import MachineLedger, UsageLedger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gateway.bench.installation import Deployment
+    from gateway.bench.watch.procfs import ProcessUsage
+
+# What the embedded server's process may be called.
+_REDIS_SERVERS: Final = ("valkey-server", "redis-server")
+_LOOK_S: Final = 0.5
+_HEALTHZ_S: Final = 0.05
+_PROBED_S: Final = 10.0
+_PROBED_AGAIN_S: Final = 0.1
+# Longer than both the workers' reports (1 s) and the supervisor's questions to Redis are apart.
+_COUNTERS_S: Final = 2.2
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
+
+
+@dataclass(slots=True)
+class Observations:
+    """`first_*`, `last_*`: the admin's /status and the simulator's stats before and after the load."""
+
+    workers: UsageLedger = field(default_factory=UsageLedger)
+    redis: UsageLedger = field(default_factory=UsageLedger)
+    clients: UsageLedger = field(default_factory=UsageLedger)
+    simulators: UsageLedger = field(default_factory=UsageLedger)
+    # Ours too, and in nobody's figures: the supervisor, and the bench itself.
+    aside: UsageLedger = field(default_factory=UsageLedger)
+    machine: MachineLedger = field(default_factory=lambda: MachineLedger(procfs.cpus()))
+    healthz_ms: list[float] = field(default_factory=list)
+    # When each of `healthz_ms` was asked for, monotonic.
+    healthz_at_s: list[float] = field(default_factory=list)
+    healthz_failures: int = 0
+    # Of the unanswered ones, when and for how long they were waited for.
+    healthz_unanswered_s: list[tuple[float, float]] = field(default_factory=list)
+    first_listen_overflows: int | None = None
+    last_listen_overflows: int | None = None
+    loop_lag_ms_p99: list[float] = field(default_factory=list)
+    loop_lag_ms_max: float | None = None
+    redis_peak_bytes: int | None = None
+    first_status: dict[str, Any] | None = None
+    last_status: dict[str, Any] | None = None
+    first_stats: dict[str, Any] | None = None
+    last_stats: dict[str, Any] | None = None
+    # Of simulators that were killed: what each had counted just before.
+    ended_stats: list[dict[str, Any]] = field(default_factory=list)
+
+    def take_status(self, status: dict[str, Any], at_s: float = 0.0) -> None:
+        self.first_status = status if self.first_status is None else self.first_status
+        self.last_status = status
+        workers = status.get("workers") or []
+        self.workers.look(_usages(worker.get("pid") for worker in workers), at_s)
+        self._take_lag(workers)
+        self._take_redis(status.get("redis") or {})
+
+    def take_counters(self, status: dict[str, Any] | None) -> None:
+        """Of after the load: processes and lag are not looked at any more."""
+        if status is not None:
+            self.last_status = status
+            self._take_redis(status.get("redis") or {})
+
+    def take_processes(self, pids: Pids, at_s: float) -> None:
+        self.redis.look(_usages(pids.redis), at_s)
+        self.clients.look(_usages(pids.clients), at_s)
+        self.simulators.look(_usages(pids.simulators), at_s)
+        self.aside.look(_usages(pids.aside), at_s)
+        self.machine.look(procfs.machine_busy_seconds(), at_s)
+        self.last_listen_overflows = procfs.listen_overflows()
+        if self.first_listen_overflows is None:
+            self.first_listen_overflows = self.last_listen_overflows
+
+    def take_health(self, at_s: float, took_s: float, *, answered: bool) -> None:
+        if answered:
+            self.healthz_at_s.append(at_s)
+            self.healthz_ms.append(took_s * 1e3)
+        else:
+            self.healthz_failures += 1
+            self.healthz_unanswered_s.append((at_s, took_s))
+
+    def take_stats(self, stats: dict[str, Any]) -> None:
+        self.first_stats = stats if self.first_stats is None else self.first_stats
+        self.last_stats = stats
+
+    def _take_lag(self, workers: list[dict[str, Any]]) -> None:
+        self.loop_lag_ms_p99 += [lag for worker in workers if (lag := worker.get("loop_lag_ms_p99")) is not None]
+        largest = [lag for worker in workers if (lag := worker.get("loop_lag_ms_max")) is not None]
+        if largest:
+            self.loop_lag_ms_max = max([*largest, self.loop_lag_ms_max or 0.0])
+
+    def _take_redis(self, redis: dict[str, Any]) -> None:
+        if isinstance(used := redis.get("used_bytes"), int):
+            self.redis_peak_bytes = max(self.redis_peak_bytes or 0, used)
+
+
+@dataclass(frozen=True, slots=True)
+class Pids:
+    """The processes of one moment, by what they are; workers are found on the /status page."""
+
+    redis: list[int]
+    clients: list[int]
+    simulators: list[int]
+    aside: list[int]
+
+
+class Watch:
+    """Looks from `start` until `stop`; owns its tasks and its HTTP session.
+
+    `client_pids`: the load clients that run at that moment.
+    """
+
+    def __init__(self, deployment: Deployment, client_pids: Callable[[], list[int]] = list) -> None:
+        self.observations = Observations()
+        self._deployment = deployment
+        self._client_pids = client_pids
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        # A connection per request: with SO_REUSEPORT that is what reaches every worker.
+        connector = aiohttp.TCPConnector(force_close=True)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT)
+        await self._until_probed()
+        await self._look()
+        await self._look_at_simulator()
+        self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self._probe_health())]
+
+    async def stop(self) -> None:
+        """Takes the last look. Raises what made a look fail, since its figures are missing then."""
+        for task in self._tasks:
+            task.cancel()
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._session is not None:
+            async with self._session:
+                await self._look()
+                await self._look_at_simulator()
+                await self._look_at_counters()
+        for failure in ended:
+            if isinstance(failure, Exception):
+                raise failure
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        if (admin := self._deployment.admin_url) and (status := await self._get_json(f"{admin}/status")):
+            self.observations.take_status(status, time.monotonic())
+        self.observations.take_processes(self._pids(), time.monotonic())
+
+    def _pids(self) -> Pids:
+        supervisor, simulator = self._deployment.gateway_pid, self._deployment.simulator_pid()
+        redis = [] if supervisor is None else procfs.children_named(supervisor, _REDIS_SERVERS)
+        return Pids(
+            redis=[*redis, *_present(self._deployment.own_redis_pid())],
+            clients=self._client_pids(),
+            simulators=[] if simulator is None else [simulator, *procfs.children(simulator)],
+            aside=[os.getpid(), *_present(supervisor)],
+        )
+
+    async def _look_at_simulator(self) -> None:
+        # At both ends only: it counts by request id, and a page of all of them is not small.
+        if (simulator := self._deployment.simulator_url) and (stats := await self._get_json(f"{simulator}/_sim/stats")):
+            self.observations.take_stats(stats)
+
+    async def _look_at_counters(self) -> None:
+        """The workers tell their counters, and Redis its own, once in a while: the load's last share comes later."""
+        if self._deployment.admin_url is not None:
+            await asyncio.sleep(_COUNTERS_S)
+            self.observations.take_counters(await self.status())
+
+    async def simulator_ends(self) -> None:
+        """It is about to be killed, and its counts with it."""
+        if (simulator := self._deployment.simulator_url) and (stats := await self._get_json(f"{simulator}/_sim/stats")):
+            self.observations.ended_stats.append(stats)
+
+    async def status(self) -> dict[str, Any] | None:
+        """The admin's /status now; None when there is no answer."""
+        admin = self._deployment.admin_url
+        return await self._get_json(f"{admin}/status") if admin is not None else None
+
+    async def _until_probed(self) -> None:
+        """The gateway asks each upstream for a few tokens when it starts; those are not the load's executions."""
+        admin, deadline_s = self._deployment.admin_url, time.monotonic() + _PROBED_S
+        while admin is not None and time.monotonic() < deadline_s:
+            status = await self._get_json(f"{admin}/status")
+            if status is None or probed(status):
+                return
+            await asyncio.sleep(_PROBED_AGAIN_S)
+
+    async def _probe_health(self) -> None:
+        url = f"{self._deployment.url}/api/v1/healthz"
+        while True:
+            started_s = time.monotonic()
+            answer = await self._get_json(url)
+            self.observations.take_health(started_s, time.monotonic() - started_s, answered=answer is not None)
+            await asyncio.sleep(_HEALTHZ_S)
+
+    async def _get_json(self, url: str) -> dict[str, Any] | None:
+        assert self._session is not None
+        try:
+            async with self._session.get(url) as response:
+                body = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
+        return body if response.status == 200 and isinstance(body, dict) else None
+
+
+def probed(status: Mapping[str, Any]) -> bool:
+    """Whether the gateway of this /status page knows its upstreams, and how the logprobs of each scale."""
+    upstreams = status.get("upstreams") or ()
+    return bool(upstreams) and all(upstream.get("logprobs_scale") is not None for upstream in upstreams)
+
+
+def _present(pid: int | None) -> list[int]:
+    return [] if pid is None else [pid]
+
+
+def _usages(pids: Any) -> dict[int, ProcessUsage]:
+    return {pid: usage for pid in pids if isinstance(pid, int) and (usage := procfs.usage(pid)) is not None}

@@ -1,0 +1,211 @@
+"""`gateway check`: the measuring and the table. What a measurement means is decided in `check.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gateway.commands import findings as checks
+from gateway.machine import kernel
+from gateway.settings.command_line import SettingsCommand, settings_from, settings_options
+from gateway.supervision import listeners
+from gateway.supervision.backing import redis_backing
+from gateway.supervision.upstream_probe import (
+    NoAnswer,
+    ProbeError,
+    generation_status,
+    offered_models,
+    probe_scaling,
+    session,
+    to_probe,
+    training_status,
+)
+from shared.core.errors import StartError
+from shared.core.upstream_protocol import ProtocolChoice
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import aiohttp
+
+    from gateway.commands.findings import Finding
+    from gateway.supervision.upstream_probe import OfferedModel
+    from shared.config import Settings
+    from shared.store.contract import StoreInfo
+
+
+@click.command(cls=SettingsCommand)
+@settings_options
+def check(**values: Any) -> int:
+    """Try everything that `gateway serve` with the same flags would need, and print a table.
+
+    Nothing is changed and nothing stays running. Each upstream is asked to sample a few single tokens. Each line says
+    ok, warning (it would start, but mind this) or failure (it would not start, or not work), and what to do.
+
+    \b
+    Exit codes:  0 no failure    1 at least one failure    2 wrong configuration
+    """
+    files: list[str] = []
+    settings = settings_from(dict(values), files.append)
+    findings = [*asyncio.run(all_findings(settings)), *_secret_files(settings, files)]
+    _print(findings)
+    return checks.exit_code(findings)
+
+
+async def all_findings(settings: Settings) -> list[Finding]:
+    return [
+        *_machine(settings),
+        *_sockets(settings),
+        *_source_ips(settings),
+        *await _redis(settings),
+        *await _upstreams(settings),
+        *await _training(settings),
+        checks.access(settings),
+    ]
+
+
+def _machine(settings: Settings) -> list[Finding]:
+    from google.protobuf.internal import api_implementation
+
+    open_files = kernel.raise_fd_limit()
+    return [
+        checks.libraries(kernel.missing_libraries()),
+        checks.protobuf(api_implementation.Type()),
+        checks.file_descriptors(open_files),
+        *_some(checks.descriptors_for_upstreams(open_files, settings.max_connections)),
+        checks.backlog(settings.backlog, listeners.somaxconn()),
+    ]
+
+
+def _some(finding: Finding | None) -> list[Finding]:
+    return [finding] if finding is not None else []
+
+
+def _secret_files(settings: Settings, read: Sequence[str]) -> list[Finding]:
+    """`read`: the files of keys that the settings were made from."""
+    paths = [*read, *([settings.tls_key] if settings.tls_key else [])]
+    return [checks.secret_file(path, stat.S_IMODE(os.stat(path).st_mode)) for path in paths]
+
+
+def _sockets(settings: Settings) -> list[Finding]:
+    found = []
+    for what, flags, host, port in (
+        ("public address", "--", settings.host, settings.port),
+        ("admin address", "--admin-", settings.admin_host, settings.admin_port),
+    ):
+        try:
+            listeners.open_single(host, port, flags).close()
+        except StartError as error:
+            found.append(checks.failure(what, str(error), "a gateway that runs already holds its own ports"))
+        else:
+            found.append(checks.ok(what, f"{host} port {port} is free" if port else f"{host}, any free port"))
+    ours = [port for port in (settings.port, settings.admin_port) if port]
+    return [*found, *_some(checks.own_ports(ours, kernel.ephemeral_ports(), kernel.reserved_ports()))]
+
+
+def _source_ips(settings: Settings) -> list[Finding]:
+    ports, open_files = kernel.ephemeral_ports(), kernel.raise_fd_limit()
+    found = [
+        checks.source_ip(
+            address,
+            kernel.source_ip_refusal(address),
+            checks.connections_per_worker(settings, ports, index, open_files),
+        )
+        for index, address in enumerate(settings.source_ips)
+    ]
+    return [*found, checks.connection_room(settings, ports, open_files, kernel.reserved_ports())]
+
+
+async def _redis(settings: Settings) -> list[Finding]:
+    with tempfile.TemporaryDirectory(prefix="gateway-check-") as directory:
+        backing = redis_backing(settings, Path(directory))
+        try:
+            await backing.open()
+        except StartError as error:
+            if backing.info is not None:  # it answers, and something about it will not do
+                return checks.redis(backing.info, backing.description)
+            return [
+                checks.failure(
+                    "Redis",
+                    str(error),
+                    "start it, or correct --redis-url; without one the gateway starts an embedded Redis",
+                )
+            ]
+        try:
+            if backing.info is None:
+                return []
+            return [*checks.redis(backing.info, backing.description), *_clocks(backing.info)]
+        finally:
+            await backing.close()
+
+
+def _clocks(info: StoreInfo) -> list[Finding]:
+    return [checks.clock_skew(info.clock_us / 1e6 - time.time())] if info.clock_us else []
+
+
+async def _upstreams(settings: Settings) -> list[Finding]:
+    found: list[Finding] = []
+    offered: dict[str, list[OfferedModel]] = {}
+    async with session(settings.upstream_api_key) as http:
+        for upstream in settings.upstreams:
+            found += await _upstream(http, settings, upstream, offered)
+    all_answered = len(offered) == len(settings.upstreams)
+    return [*found, *checks.missing_models(settings.models, offered, all_answered=all_answered)]
+
+
+async def _training(settings: Settings) -> list[Finding]:
+    url = settings.training_upstream
+    if url is None:
+        return []
+    async with session(None) as http:
+        try:
+            return [checks.training(url, await training_status(http, url, settings.training_api_key))]
+        except NoAnswer as error:
+            return [checks.training_failure(url, str(error))]
+
+
+async def _upstream(
+    http: aiohttp.ClientSession, settings: Settings, upstream: str, offered: dict[str, list[OfferedModel]]
+) -> list[Finding]:
+    """`offered`: what it offers is added."""
+    found: list[Finding] = []
+    try:
+        listed = offered[upstream] = await offered_models(http, upstream)
+        found.append(checks.models(upstream, listed))
+        if settings.upstream_protocol is not ProtocolChoice.COMPLETIONS:
+            status = await generation_status(http, upstream)
+            found.append(checks.generations(upstream, settings.upstream_protocol, status))
+        for model in to_probe(listed, settings.models):
+            scales = await probe_scaling(http, upstream, model)
+            found.append(checks.scaling(upstream, model, scales))
+    except ProbeError as error:
+        found.append(checks.upstream_failure(upstream, str(error), answered=not isinstance(error, NoAnswer)))
+    return found
+
+
+_STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # a command that is cut off cannot be copied
+    for finding in findings:
+        word = finding.verdict.value
+        table.add_row(Text(word, _STYLES[word]), Text(f"{finding.subject}: {finding.detail}"))
+        if finding.advice:  # on a line of its own, where a command stays in one piece
+            table.add_row("", Text(f"-> {finding.advice}", "bold"))
+    console = Console()
+    console.print(table)
+    console.print(checks.summary(findings))

@@ -1,0 +1,126 @@
+"""`--api-keys-file`: the callers, by name, hash and limits. The keys themselves are in no file of the gateway. Pure.
+
+    [[keys]]
+    name = "alice"
+    sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"   # of the whole key, tml-... included
+    max-in-flight = 2000
+    max-in-flight-bytes = "256MiB"
+
+`gateway keys` writes it; `gateway/commands/keys.py` does so at the edge. A file without an entry lets nobody in.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.settings.quantities import size_bytes, whole
+from shared.core.callers import ApiKey, KeyLimits
+from shared.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_HEX_DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
+_HEADER: Final = re.compile(r"^[ \t]*\[\[[ \t]*keys[ \t]*\]\][ \t]*(?:#.*)?$", re.MULTILINE)
+# A limit of 0 would be a key that is refused everything: that is what revoking is for.
+_count: Final = whole(1, 1_000_000_000)
+LIMITS: Final[Mapping[str, Callable[[str], int]]] = {
+    "max-in-flight": _count,
+    "max-in-flight-bytes": size_bytes(),
+    "max-sessions": _count,
+    "max-request-tokens": _count,
+}
+_ENTRY: Final = 'an entry is [[keys]] with name = "...", sha256 = "64 hexadecimal digits", and any of ' + ", ".join(
+    LIMITS
+)
+
+
+def parse_keys(text: str, path: str) -> tuple[ApiKey, ...]:
+    """The keys of a file. Raises `ConfigError` naming the file and the line or entry."""
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}; {_ENTRY}") from None
+    entries = data.pop("keys", [])
+    if data or not isinstance(entries, list):
+        what = f"unknown key {next(iter(data))!r}" if data else "keys is not a list of entries"
+        raise ConfigError(f"{path}: {what}; {_ENTRY}")
+    keys = tuple(_key(entry, f"{path}: entry {number}") for number, entry in enumerate(entries, 1))
+    _refuse_duplicates(keys, path)
+    return keys
+
+
+def _key(entry: Any, where: str) -> ApiKey:
+    if not isinstance(entry, dict) or not {"name", "sha256"} <= set(entry) <= {"name", "sha256", *LIMITS}:
+        raise ConfigError(f"{where}: {_ENTRY}")
+    name, digest = entry["name"], entry["sha256"]
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise ConfigError(f"{where}: name must be printable text that is not empty")
+    digest = digest.removeprefix("sha256:") if isinstance(digest, str) else ""
+    if not _HEX_DIGEST.fullmatch(digest):
+        # Not repeated: somebody may have put the key itself here.
+        raise ConfigError(f"{where} ({name}): sha256 must be 64 hexadecimal digits, the hash of the key")
+    given = {limit: value for limit, value in entry.items() if limit in LIMITS}
+    return ApiKey(name, digest.lower(), parse_limits(given, f"{where} ({name})"))
+
+
+def parse_limits(given: Mapping[str, Any], where: str) -> KeyLimits:
+    """Limits by their names in the file. Raises `ConfigError` naming the limit."""
+    values: dict[str, int] = {}
+    for limit, value in given.items():
+        try:
+            values[limit.replace("-", "_")] = LIMITS[limit](value if isinstance(value, str) else repr(value))
+        except ValueError as error:
+            raise ConfigError(f"{where}: {limit}: {value!r} is not allowed; {error}") from None
+    return KeyLimits(**values)
+
+
+def limits_of(limits: KeyLimits) -> dict[str, int]:
+    """The limits that are set, by their names in the file."""
+    found = {limit: getattr(limits, limit.replace("-", "_")) for limit in LIMITS}
+    return {limit: value for limit, value in found.items() if value is not None}
+
+
+def _refuse_duplicates(keys: tuple[ApiKey, ...], path: str) -> None:
+    seen: dict[str, int] = {}
+    for number, key in enumerate(keys, 1):
+        for value in (f"name {key.name!r}", f"sha256 {key.sha256[:8]}..."):
+            if value in seen:
+                raise ConfigError(f"{path}: entry {number}: {value} is already in entry {seen[value]}")
+            seen[value] = number
+
+
+def new_entry(name: str, key: str, limits: KeyLimits) -> str:
+    """The TOML entry for a key; `name` without quotes, backslashes and control characters."""
+    lines = ["[[keys]]", f'name = "{name}"', f'sha256 = "{sha256(key.encode()).hexdigest()}"']
+    lines += [f"{limit} = {value}" for limit, value in limits_of(limits).items()]
+    return "\n".join(lines) + "\n"
+
+
+def with_entry(text: str, entry: str, path: str) -> str:
+    """The file with one more entry. Raises `ConfigError` when its name is taken."""
+    taken = [key.name for key in parse_keys(text, path)]
+    name = parse_keys(entry, path)[0].name
+    if name in taken:
+        raise ConfigError(f"{path}: there is a key named {name!r} already; revoke it first, or choose another name")
+    extended = f"{text.rstrip()}\n\n{entry}" if text.strip() else entry
+    parse_keys(extended, path)
+    return extended
+
+
+def without_entry(text: str, name: str, path: str) -> str:
+    """The file without the entry of that name; the others stay as they are written. Raises `ConfigError`."""
+    keys = parse_keys(text, path)
+    names = [key.name for key in keys]
+    if name not in names:
+        raise ConfigError(f"{path}: there is no key named {name!r}; there are {', '.join(names) or 'none'}")
+    at = names.index(name)
+    headers = [match.start() for match in _HEADER.finditer(text)]
+    if len(headers) == len(keys):
+        shortened = text[: headers[at]] + text[([*headers, len(text)])[at + 1] :]
+        if parse_keys(shortened, path) == keys[:at] + keys[at + 1 :]:
+            return shortened
+    raise ConfigError(f"{path}: it is not written as a list of [[keys]] tables; take the entry of {name!r} out by hand")

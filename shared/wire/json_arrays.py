@@ -1,0 +1,172 @@
+"""Reading a large JSON reply without an object per number.
+
+pysimdjson parses, and hands out arrays of numbers as buffers that are copies of its own, so they outlive the parser.
+One parser per body: a parser refuses to parse again while anything of its last document is alive, and keeps its
+buffers. Where there is no pysimdjson (no wheel for this Python), orjson does the same at twice to five times the price.
+A body is read by one of the two, never by both: they treat duplicate keys differently.
+
+Objects and arrays of either look alike here: `value[key]`, `value.get(key)`, `len(value)`, iteration.
+
+A JSON list of token ids as bytes: what it may look like, and how many there are, without an object per token.
+
+A list that passes here is valid JSON, flat, and of non-negative integers in their one plain spelling. Whether an id is
+in the vocabulary is the upstream's to say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+
+simdjson: ModuleType | None
+try:
+    import simdjson
+except ImportError:  # CPython without a wheel
+    simdjson = None
+
+Value = Any
+# As it was received: a long one was read into its place, and is not copied to become bytes.
+Body = bytes | bytearray
+
+# What pysimdjson, orjson and wrong types raise; RuntimeError is pysimdjson's for nesting that is too deep, and
+# OverflowError numpy's for an integer beyond 64 bits.
+UNREADABLE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OverflowError)
+
+
+def _load_plain(body: Body) -> Value:
+    return orjson.loads(body)
+
+
+def _load_simdjson(body: Body) -> Value:
+    assert simdjson is not None
+    return simdjson.Parser().parse(body)
+
+
+# By name, so that a test can run both.
+LOADERS: Final[dict[str, Callable[[Body], Value]]] = {"orjson": _load_plain}
+if simdjson is not None:
+    LOADERS["simdjson"] = _load_simdjson
+load: Final = LOADERS.get("simdjson", _load_plain)
+
+
+def piece_parser() -> Callable[[Body], Value] | None:
+    """For many small documents, one after the other: each must be gone before the next. None without pysimdjson."""
+    return simdjson.Parser().parse if simdjson is not None else None
+
+
+def is_container(value: Value) -> bool:
+    """Whether `piece_parser`'s library made an object or an array of it."""
+    return simdjson is not None and isinstance(value, simdjson.Object | simdjson.Array)
+
+
+def integers(array: Value) -> NDArray[np.int64]:
+    """int64[len]; a float, even 2.0, and whatever else is not an integer are one of `UNREADABLE`."""
+    if isinstance(array, np.ndarray):
+        return array.astype(np.int64, casting="safe", copy=False)
+    if isinstance(array, list):
+        _require(all(type(item) is int for item in array), "not an integer")
+        return np.array(array, np.int64)
+    return _flat(array, np.frombuffer(array.as_buffer(of_type="i"), np.int64))
+
+
+def floats(array: Value) -> NDArray[np.float64]:
+    """float64[len]; null is one of `UNREADABLE`, never a zero."""
+    if isinstance(array, np.ndarray):
+        return array.astype(np.float64, casting="safe", copy=False)
+    if isinstance(array, list):
+        _require(all(type(item) in (int, float) for item in array), "not a number")
+        return np.array(array, np.float64)
+    return _flat(array, np.frombuffer(array.as_buffer(of_type="d"), np.float64))
+
+
+def plain(value: Value) -> Any:
+    """As Python lists and dicts: for what is small, or asked for seldom."""
+    if isinstance(value, list | dict):
+        return value
+    return value.as_dict() if hasattr(value, "as_dict") else value.as_list()
+
+
+def _flat(array: Value, numbers: NDArray[Any]) -> NDArray[Any]:
+    """pysimdjson's buffers flatten nested arrays, and say nothing."""
+    _require(len(array) == len(numbers), "an array within an array")
+    _require(not len(numbers) or isinstance(array[0], int | float), "an array within an array")
+    return numbers
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise TypeError(otherwise)
+
+
+# Every digit as 0, a comma as itself, all else as x: what a list looks like, at one pass in C.
+_SHAPE: Final = bytes(0x30 if code in b"0123456789" else 0x2C if code == 0x2C else 0x78 for code in range(256))
+# A number of ten digits may be above 2**31 - 1, and no vocabulary comes near: cheaper to tell than the exact bound.
+_TEN_DIGITS: Final = b"0" * 10
+# Where numpy's dozen calls cost less than a search for each of what may not be in it.
+_LONG_BYTES: Final = 4096
+_COMMA: Final = 0x2C
+# What has its code between a comma's and a digit's.
+_BETWEEN: Final = (b"-", b".", b"/")
+_ZERO: Final = 0x30
+_NINE: Final = 0x39
+
+
+def count(inside: bytes) -> int | None:
+    """How many ids stand in `inside` (`b"1,2,3"`, without brackets); None when it is no plain list of 1 and more."""
+    return _count_long(inside) if len(inside) >= _LONG_BYTES else _count_short(inside)
+
+
+def _count_short(inside: bytes) -> int | None:
+    shape = inside.translate(_SHAPE)
+    if b"x" in shape or _TEN_DIGITS in shape:
+        return None
+    # A comma too much and a zero in front are no JSON: its parser sees them in less time than two searches take.
+    try:
+        return len(load(b"[%b]" % inside)) or None
+    except UNREADABLE:
+        return None
+
+
+def _count_long(inside: bytes) -> int | None:
+    codes = np.frombuffer(inside, np.uint8)
+    if codes.max() > _NINE or codes.min() < _COMMA or any(other in inside for other in _BETWEEN):
+        return None
+    commas = codes == _COMMA
+    if commas[0] or commas[-1] or _some_wrong_start(codes, commas) or _some_run_of_ten(commas):
+        return None
+    return int(np.count_nonzero(commas)) + 1
+
+
+def _some_wrong_start(codes: NDArray[np.uint8], commas: NDArray[np.bool_]) -> bool:
+    """Whether a number is empty, or has a zero in front of its digits; neither end is a comma."""
+    starts = codes[1:] <= _ZERO
+    starts &= commas[:-1]
+    suspects = np.flatnonzero(starts) + 1
+    if codes[0] == _ZERO and not commas[1]:
+        return True
+    # Whoever is last is no comma, so a zero that stands alone; of the others a comma must follow, on a zero.
+    suspects = suspects[suspects < len(codes) - 1]
+    return bool((commas[suspects] | ~commas[suspects + 1]).any())
+
+
+def _some_run_of_ten(commas: NDArray[np.bool_]) -> bool:
+    # Wherever it begins, a run of ten holds four neighbouring pairs, each of bytes 2k and 2k + 1.
+    twos = commas[: len(commas) // 2 * 2].view(np.uint16) == 0
+    fours = twos[1:] & twos[:-1]
+    return bool((fours[2:] & fours[:-2]).any()) and _some_exact_run_of_ten(~commas)
+
+
+def _some_exact_run_of_ten(digits: NDArray[np.bool_]) -> bool:
+    twos = digits[1:] & digits[:-1]
+    fours = twos[2:] & twos[:-2]
+    eights = fours[4:] & fours[:-4]
+    return bool((eights[2:] & twos[:-8]).any())

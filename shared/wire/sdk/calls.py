@@ -1,0 +1,318 @@
+"""The Tinker API's other bodies: requests in, replies out. `asample`'s own request is in `tinker_sample.py`.
+
+Requests are read leniently where a strict reading would end a client for good (docs/wire.md), and strictly where a
+wrong value would be acted on. Replies are bytes, never null where the SDK expects a value: its parser is strict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+import orjson
+
+from shared.core.errors import BadRequest
+from shared.core.model import CLONE_SPAN
+from shared.wire.sdk.sample import SampleCall, decode_sample, require_name
+from shared.wire.strict_json import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shared.core.model import Failure
+
+__all__ = ["SampleCall", "decode_sample"]
+
+MAX_CURSOR: Final = 2**53
+# From here on the session poll neither spins when idle nor repeats for ever what is final (docs/wire.md).
+_SESSION_POLL_SINCE: Final = (0, 27, 2)
+_VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?")
+_CANCEL_BATCH: Final = 64
+
+TELEMETRY_ACCEPTED: Final = b'{"status":"accepted"}'
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class CreateSession(msgspec.Struct, frozen=True):
+    sdk_version: str | None = None
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    session_id: str
+
+
+class CreateSamplingSession(msgspec.Struct, frozen=True):
+    session_id: str
+    sampling_session_seq_id: int | None = None
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+class WeightsInfo(msgspec.Struct, frozen=True):
+    tinker_path: str
+
+
+class Join(msgspec.Struct, frozen=True):
+    sampling_session_id: str
+
+
+class RetrieveFuture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`request_id` is "" when the client sent no string: an id like any other that is not ours."""
+
+    request_id: str
+    allow_metadata_only: bool = False
+
+
+class RetrieveFutures(msgspec.Struct, frozen=True):
+    sampling_session_id: str
+    cloned_sampler_id: int
+    prev_cursor: int
+    timeout: float | None
+    retrieved_request_ids: Sequence[str]
+
+
+class CancelFuture(msgspec.Struct, frozen=True):
+    request_id: str
+
+
+class _RetrieveFuture(msgspec.Struct):
+    request_id: Any = ""
+    allow_metadata_only: bool | None = False
+
+
+class _CancelFuture(msgspec.Struct):
+    request_id: Any = ""
+
+
+class _Target(msgspec.Struct):
+    sampling_session_id: str
+    cloned_sampler_id: int | None = 0
+    type: str | None = None
+
+
+class _RetrieveFutures(msgspec.Struct):
+    target: _Target
+    prev_cursor: int | None = 0
+    timeout: float | None = None
+    retrieved_request_ids: list[str] | None = None
+
+
+def _reader(kind: type[T]) -> tuple[msgspec.json.Decoder[T], str]:
+    return msgspec.json.Decoder(kind), kind.__name__.lstrip("_")
+
+
+_readers: Final[dict[type, Any]] = {
+    kind: _reader(kind)
+    for kind in (
+        CreateSession,
+        Heartbeat,
+        CreateSamplingSession,
+        WeightsInfo,
+        Join,
+        _RetrieveFuture,
+        _CancelFuture,
+        _RetrieveFutures,
+    )
+}
+_any_decoder: Final = msgspec.json.Decoder()
+_plain_retrieve: Final = msgspec.json.Decoder(RetrieveFuture)
+# Of both keys and one text: with a key that is given twice there would be more.
+_PLAIN_RETRIEVE_QUOTES: Final = 6
+
+
+def _read(kind: type[T], body: bytes) -> T:
+    decoder, name = _readers[kind]
+    decoded: T = decode(decoder, body, name)
+    return decoded
+
+
+def decode_create_session(body: bytes) -> CreateSession:
+    """Raises `BadRequest`, as all of these do."""
+    return _read(CreateSession, body)
+
+
+def decode_heartbeat(body: bytes) -> Heartbeat:
+    return _read(Heartbeat, body)
+
+
+def decode_finish(body: bytes) -> None:
+    """Why a session was finished is of no consequence; that the body is JSON is all that is asked."""
+    if body:
+        _any_json(body)
+
+
+def decode_create_sampling_session(body: bytes) -> CreateSamplingSession:
+    call = _read(CreateSamplingSession, body)
+    if (call.base_model is None) == (call.model_path is None):
+        raise BadRequest("exactly one of base_model and model_path is needed")
+    require_name(call.base_model if call.base_model is not None else call.model_path)
+    if call.sampling_session_seq_id is not None and not 0 <= call.sampling_session_seq_id < 2**63:
+        raise BadRequest("sampling_session_seq_id must be an integer from 0 to 2**63 - 1")
+    return call
+
+
+def decode_weights_info(body: bytes) -> WeightsInfo:
+    return _read(WeightsInfo, body)
+
+
+def decode_join(body: bytes) -> Join:
+    return _read(Join, body)
+
+
+def decode_retrieve_future(body: bytes) -> RetrieveFuture:
+    # What the SDK writes has these two keys and nothing else, so that there is nothing for msgspec to pass over.
+    if body.count(b'"') <= _PLAIN_RETRIEVE_QUOTES:
+        try:
+            return _plain_retrieve.decode(body)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            pass
+    return decode_any_retrieve_future(body)
+
+
+def decode_any_retrieve_future(body: bytes) -> RetrieveFuture:
+    """As `decode_retrieve_future`, of which this is the long way."""
+    call = _read(_RetrieveFuture, body)
+    return RetrieveFuture(_text(call.request_id), bool(call.allow_metadata_only))
+
+
+def decode_cancel_future(body: bytes) -> CancelFuture:
+    return CancelFuture(_text(_read(_CancelFuture, body).request_id))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def decode_retrieve_futures(body: bytes) -> RetrieveFutures:
+    """A cursor that we never gave reads as 0, "from the start": a 400 would end the client for good."""
+    call = _read(_RetrieveFutures, body)
+    if call.target.type not in (None, "sampling_session"):
+        raise BadRequest("target.type must be sampling_session")
+    cursor, clone_id = call.prev_cursor or 0, call.target.cloned_sampler_id or 0
+    return RetrieveFutures(
+        call.target.sampling_session_id,
+        clone_id if 0 <= clone_id <= 2**63 // CLONE_SPAN else 0,
+        cursor if 0 <= cursor < MAX_CURSOR else 0,
+        call.timeout,
+        call.retrieved_request_ids or (),
+    )
+
+
+def decode_client_config(body: bytes) -> str:
+    """The SDK's version, "" when it does not tell: a client without its configuration cannot even start."""
+    document = _any_json(body) if body else None
+    version = document.get("sdk_version") if isinstance(document, dict) else None
+    return _text(version)
+
+
+def _any_json(body: bytes) -> Any:
+    return decode(_any_decoder, body, "JSON text")
+
+
+def prefers_protobuf(accept: bytes | None) -> bool:
+    """SDKs from 0.18.2 name protobuf for samples; older ones take JSON only."""
+    return accept is not None and b"application/x-protobuf" in accept
+
+
+# -- replies ----------------------------------------------------------------------------------------------------
+
+
+def client_config(sdk_version: str, *, session_poll: bool) -> bytes:
+    """The flags of `POST /client/config` for one SDK version; SDKs pass over those that they do not know."""
+    return orjson.dumps(
+        {
+            "sample_use_retrieve_futures": session_poll and _version(sdk_version) >= _SESSION_POLL_SINCE,
+            "sample_join_sampling_session": True,
+            "sample_cancel_enabled": True,
+            "sample_cancel_max_batch_size": _CANCEL_BATCH,
+        }
+    )
+
+
+def dynamic_config() -> bytes:
+    return orjson.dumps(
+        {
+            "refresh_interval_sec": 300,
+            "sample_cancel_enabled": True,
+            "sample_cancel_max_batch_size": _CANCEL_BATCH,
+            "sample_join_sampling_session": True,
+        }
+    )
+
+
+def _version(text: str) -> tuple[int, int, int]:
+    """(0, 0, 0) when it cannot be told: the oldest behaviour is the one that every SDK understands."""
+    match = _VERSION.match(text)
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else (0, 0, 0)
+
+
+def session(session_id: str) -> bytes:
+    return orjson.dumps({"session_id": session_id, "type": "create_session"})
+
+
+def sampling_session(sampling_session_id: str) -> bytes:
+    return orjson.dumps({"sampling_session_id": sampling_session_id, "type": "create_sampling_session"})
+
+
+def joined(client_counter: int) -> bytes:
+    return orjson.dumps({"client_counter": client_counter, "type": "join_sampling_session"})
+
+
+def sampler(sampler_id: str, base_model: str, model_path: str | None) -> bytes:
+    document = {"sampler_id": sampler_id, "base_model": base_model}
+    if model_path is not None:
+        document["model_path"] = model_path
+    return orjson.dumps(document)
+
+
+def weights_info(base_model: str) -> bytes:
+    """Of a LoRA adapter; how it was trained only a trainer knows."""
+    return orjson.dumps({"base_model": base_model, "is_lora": True})
+
+
+def capabilities(models: Mapping[str, int | None], *, trainable: bool = False) -> bytes:
+    """`models`: name -> context length in tokens, None where the upstream does not tell."""
+    listed: list[dict[str, Any]] = []
+    for name, context_tokens in models.items():
+        entry: dict[str, Any] = {"model_name": name, "trainable": trainable, "sampleable": True}
+        if context_tokens is not None:
+            entry["max_context_length"] = context_tokens
+        listed.append(entry)
+    return orjson.dumps({"supported_models": listed})
+
+
+def promise(request_id: str, sequence_ids: Sequence[str]) -> bytes:
+    return orjson.dumps({"request_id": request_id, "sample_sequence_ids": sequence_ids})
+
+
+def try_again(request_id: str, queue_state: str, reason: str | None) -> bytes:
+    document = {"type": "try_again", "request_id": request_id, "queue_state": queue_state}
+    if reason:
+        document["queue_state_reason"] = reason
+    return orjson.dumps(document)
+
+
+def failure_body(failure: Failure) -> bytes:
+    return orjson.dumps({"error": failure.message, "category": failure.category.value})
+
+
+def complete_metadata(size_bytes: int) -> bytes:
+    return orjson.dumps({"status": "complete_metadata", "response_payload_size": size_bytes})
+
+
+def completions(entries: Iterable[tuple[str, bool, int]], cursor: int) -> bytes:
+    """`entries`: (request id, finished, payload size in bytes)."""
+    return orjson.dumps({"completions": [_completion(*entry) for entry in entries], "cursor": cursor})
+
+
+def _completion(request_id: str, finished: bool, size_bytes: int) -> dict[str, Any]:
+    if not finished:
+        return {"state": "failed", "request_id": request_id}
+    return {"state": "finished", "request_id": request_id, "response_payload_uncompressed_size": size_bytes}
+
+
+def error_body(detail: str) -> bytes:
+    return orjson.dumps({"detail": detail})

@@ -1,0 +1,18 @@
+"""vLLM's endpoints: how a sample is asked (`vllm_request.py`) and how the answer is read (`vllm_reply.py`)."""
+
+from shared.core.upstream_protocol import UpstreamProtocol
+from shared.wire.vllm.reply import Decoded, combine, decode_reply, reads_in_parts
+from shared.wire.vllm.request import UpstreamCall, beyond_completions, place_images, plan_calls, room
+
+__all__ = [
+    "Decoded",
+    "UpstreamCall",
+    "UpstreamProtocol",
+    "beyond_completions",
+    "combine",
+    "decode_reply",
+    "place_images",
+    "plan_calls",
+    "reads_in_parts",
+    "room",
+]

@@ -1,0 +1,108 @@
+"""One choice of an `/inference/v1/generate` reply: ids are integers, logprobs are in an object for each token.
+
+Going through the objects takes two to four times as long as reading the arrays of a completion (`generations` in
+benchmarks/run.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
+
+from shared.core.faults import FaultClass
+from shared.wire import json_arrays
+from shared.wire.vllm.scores import ReplyError, numbers, sampled_logprobs, token_ids, topk_rows
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shared.core.model import SampleSpec
+    from shared.core.result import TopK
+    from shared.wire.json_arrays import Value
+
+# What vLLM tells in place of NaN and minus infinity, where completions answer 400. No sampled token is that unlikely.
+_CLAMPED: Final = -9999.0
+# Opaque to vLLM and to us; whoever sets them may write anything.
+_VERSION_CHARS: Final = 64
+
+
+class NotComputed(ReplyError):
+    """The model computes NaN. It would again."""
+
+    kind = FaultClass.REFUSED
+
+
+def tokens_told(choice: Value) -> int:
+    """How many tokens it has."""
+    ids = choice.get("token_ids")
+    return len(ids) if ids is not None else 0
+
+
+def sampled(choice: Value) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The sampled tokens and their logprobs. Raises `ReplyError`."""
+    logprobs = sampled_logprobs([place["logprob"] for place in _content(choice)])
+    if logprobs.min(initial=0.0) <= _CLAMPED:
+        raise NotComputed(f"with the logprob {logprobs.min():g} (the model computes NaN: bad weights or adapter)")
+    return token_ids(choice["token_ids"]), logprobs
+
+
+def sampled_topk(choice: Value, k: int, tokens: int) -> TopK:
+    """The k best at each of the `tokens` places. Raises `ReplyError`."""
+    rows = [json_arrays.plain(place["top_logprobs"]) for place in _content(choice)]
+    if len(rows) != tokens or not all(rows):
+        raise ReplyError(f"with {tokens} token ids and {sum(map(bool, rows))} rows of top_logprobs")
+    entries = [entry for row in rows for entry in row]
+    ids = token_ids([entry["token_id"] for entry in entries])
+    return topk_rows(ids, numbers([entry["logprob"] for entry in entries]), [len(row) for row in rows], k)
+
+
+def prompt_rows(reply: Value, first_choice: Value) -> Value:
+    """The rows of `prompt_logprobs`; None when there are none. They are told once, for all choices."""
+    return reply.get("prompt_logprobs")
+
+
+class ImagesLeftOut(ReplyError):
+    """By a vLLM that does not know the field, and so has sampled from another prompt."""
+
+    kind = FaultClass.REFUSED
+
+
+def with_images_expanded(spec: SampleSpec, reply: Value) -> SampleSpec:
+    """`spec` with the prompt that vLLM made of its images. Raises `ReplyError` unless it took all of them."""
+    places = reply.get("mm_placeholders")
+    taken = _taken(json_arrays.plain(places)) if places is not None else 0
+    if taken != len(spec.images):
+        raise ImagesLeftOut(f"with {taken} images where {len(spec.images)} were sent; its vLLM may be too old for them")
+    ids = token_ids(reply["prompt_token_ids"]).tolist()
+    return replace(spec, prompt=",".join(map(str, ids)).encode(), prompt_tokens=len(ids))
+
+
+def _taken(places: dict[str, Any]) -> int:
+    """How many places are told, of all modalities together."""
+    told = [place for modality in places.values() for place in modality]
+    if not all(type(place["offset"]) is int and type(place["length"]) is int for place in told):
+        raise TypeError("a place without numbers")
+    return len(told)
+
+
+def weight_versions(choice: Value) -> tuple[str, ...]:
+    """The versions of the weights that made its tokens, each once, in their order; empty where it is not told.
+
+    For information only: no generation is thrown away for it.
+    """
+    try:
+        spans = json_arrays.plain(choice["weight_versions"])
+        told = [str(span["version"])[:_VERSION_CHARS] for span in spans if span["end"] > span["start"]]
+    except json_arrays.UNREADABLE:
+        return ()
+    return tuple(dict.fromkeys(told))
+
+
+def _content(choice: Value) -> Any:
+    scored = choice.get("logprobs")
+    content = scored.get("content") if scored is not None else None
+    if content is None:
+        raise ReplyError("without logprobs")
+    return content

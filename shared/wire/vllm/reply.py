@@ -1,0 +1,233 @@
+"""What vLLM answers, as packed bytes; or why it is no answer.
+
+Nothing is made up. A count, a length or a value that does not fit is an AMBIGUOUS fault that says what was wrong: never
+zeros in place of logprobs, never a wrapped token id, never fewer sequences than were promised. How one choice is read
+depends on the endpoint: `vllm_completion.py`, `vllm_generate.py`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from shared.core.faults import Fault, FaultClass, upstream_words
+from shared.core.model import Frozen
+from shared.core.result import PromptScores, SampleResult, SequenceResult
+from shared.core.upstream_protocol import UpstreamProtocol
+from shared.wire import json_arrays
+from shared.wire.vllm import completions, generate, long_reply, short_reply
+from shared.wire.vllm.scores import ReplyError, packed, prompt_scores, short
+from shared.wire.vllm.short_reply import STOP_REASONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shared.core.model import SampleSpec
+    from shared.core.result import TopK
+    from shared.wire.json_arrays import Body, Value
+    from shared.wire.vllm.request import UpstreamCall
+
+_INT32_MAX: Final = 2**31 - 1
+_SMALL_BYTES: Final = 16 * 1024
+# From here on it costs less in parts: from a thousand tokens, and two thirds less from a hundred thousand.
+_LONG_BYTES: Final = 128 * 1024
+# From here on to find and compare the prompt's ids costs less than to parse them.
+_LONG_PROMPT_BYTES: Final = 4 * 1024
+
+
+class _Reader(Protocol):
+    """How the choices of one endpoint are read; a module for each."""
+
+    def tokens_told(self, choice: Value) -> int: ...
+    def sampled(self, choice: Value) -> tuple[NDArray[np.int64], NDArray[np.float64]]: ...
+    def sampled_topk(self, choice: Value, k: int, tokens: int) -> TopK: ...
+    def prompt_rows(self, reply: Value, first_choice: Value) -> Value: ...
+
+
+# By identity: to look a member of an Enum up by its hash costs as much as to read a short logprob list.
+_GENERATE: Final = UpstreamProtocol.GENERATE
+
+
+class Decoded(Frozen, frozen=True):
+    """One reply. `sequences` in the order of their index; `cached_tokens`: prompt tokens found in the prefix cache.
+
+    `mixed`: for each sequence in whose middle the weights changed, their versions.
+    """
+
+    sequences: tuple[SequenceResult, ...]
+    scores: PromptScores | None
+    cached_tokens: int
+    mixed: tuple[tuple[str, ...], ...] = ()
+
+
+class _AbortedError(Exception):
+    """The engine gave the request up after `tokens` tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(tokens)
+        self.tokens = tokens
+
+
+def decode_reply(
+    call: UpstreamCall, spec: SampleSpec, body: Body, load: Callable[[Body], Value] | None = None
+) -> Decoded | Fault:
+    """The sequences and scores in the body of a 200, or why it is no result.
+
+    An engine that gave up is ABORTED, or NEVER_EXECUTED when it had not made a token (it drains, or is paused).
+    `load`: one of `document.LOADERS`; left out, it is what costs least, with the same outcome.
+    """
+    plain = _is_plain(call, spec)
+    if load is None and call.protocol is not _GENERATE:
+        prompt = spec.prompt if len(spec.prompt) >= _LONG_PROMPT_BYTES else b""
+        # A body that is long by its prompt alone is short once that is left out.
+        own_bytes = len(body) - len(prompt) * max(call.sequences, 1)
+        # What is read in parts leaves out what scores and a top-k ask for.
+        if plain and own_bytes >= _LONG_BYTES:
+            decoded = _decode_in_parts(call, spec, body, prompt)
+        else:
+            rest = long_reply.without_prompt(body, prompt) if prompt else body
+            decoded = _decode_plain(call, rest) if plain else None
+            load = json_arrays.load if rest is body else partial(_load_instead, rest)
+        if decoded is not None:
+            return decoded
+    return _decode_whole(call, spec, body, load or json_arrays.load)
+
+
+def reads_in_parts(call: UpstreamCall, spec: SampleSpec) -> bool:
+    """Whether a long reply is read at some half a millisecond for each MiB; where it is not, at up to forty."""
+    return call.protocol is not _GENERATE and _is_plain(call, spec) and json_arrays.simdjson is not None
+
+
+def _is_plain(call: UpstreamCall, spec: SampleSpec) -> bool:
+    return not (call.scores or spec.topk_sample_logprobs or spec.images)
+
+
+def _decode_plain(call: UpstreamCall, body: Body) -> Decoded | None:
+    """None as in `_decode_in_parts`."""
+    reply = short_reply.load(body)
+    sequences = short_reply.sequences(reply, call.sequences) if reply is not None else None
+    return Decoded(sequences, None, _cached_tokens(reply)) if sequences is not None else None
+
+
+def _load_instead(rest: Body, body: Body) -> Value:
+    return json_arrays.load(rest)
+
+
+def _decode_in_parts(call: UpstreamCall, spec: SampleSpec, body: Body, prompt: bytes) -> Decoded | None:
+    """None where the whole must be looked at: for what is unusual, and for the words of a fault."""
+    reply = long_reply.load(body, call.sequences, prompt=prompt)
+    decoded = _decode_whole(call, spec, body, lambda _: reply) if reply is not None else None
+    return decoded if isinstance(decoded, Decoded) else None
+
+
+def _decode_whole(call: UpstreamCall, spec: SampleSpec, body: Body, load: Callable[[Body], Value]) -> Decoded | Fault:
+    try:
+        return _decode(call, spec, _loaded(body, load))
+    except _AbortedError as aborted:
+        kind = FaultClass.ABORTED if aborted.tokens else FaultClass.NEVER_EXECUTED
+        return Fault(kind, f"upstream's engine aborted the request after {aborted.tokens} tokens")
+    except ReplyError as error:
+        return Fault(error.kind, f"upstream answered 200 {error}")
+    except json_arrays.UNREADABLE as error:
+        return Fault(FaultClass.AMBIGUOUS, f"upstream answered 200 with what is no completion ({short(error)})")
+
+
+def combine(spec: SampleSpec, decoded: Sequence[Decoded]) -> SampleResult:
+    """All replies of an attempt as one result, with as many sequences as were promised.
+
+    A greedy sample has one sequence, n times. The cache hits are those of the sampling request, which comes last.
+    """
+    sequences = decoded[0].sequences
+    if len(decoded) > 1:
+        sequences = tuple(sequence for part in decoded for sequence in part.sequences)
+    if len(sequences) == 1 < spec.num_samples:
+        sequences *= spec.num_samples
+    scores = next((part.scores for part in decoded if part.scores is not None), None)
+    return SampleResult(sequences, scores, decoded[-1].cached_tokens)
+
+
+def _loaded(body: Body, load: Callable[[Body], Value]) -> Value:
+    try:
+        reply = load(body)
+        look_up = reply.get
+        told = look_up("error") if _may_tell_an_error(body) else None
+    except json_arrays.UNREADABLE as error:
+        raise ReplyError(f"with {_what_it_is(body)} ({short(error)})") from None
+    if told:
+        raise ReplyError(f"with an error inside: {upstream_words(body)}")
+    return reply
+
+
+def _may_tell_an_error(body: Body) -> bool:
+    """To look for a key that is not there costs as much as to parse a small reply."""
+    return len(body) > _SMALL_BYTES or b"error" in body
+
+
+def _what_it_is(body: Body) -> str:
+    start = body[:64].lstrip()
+    if not start:
+        return "an empty body"
+    if start.startswith(b"<"):
+        return "HTML instead of JSON"
+    if b"NaN" in body or b"Infinity" in body:
+        return "NaN or Infinity, which is no JSON"
+    return "what is no JSON object, or was cut"
+
+
+def _decode(call: UpstreamCall, spec: SampleSpec, reply: Value) -> Decoded:
+    generates = call.protocol is _GENERATE
+    reader: _Reader = generate if generates else completions
+    choices = _choices_in_order(reader, reply["choices"], max(call.sequences, 1))
+    if spec.images:
+        spec = generate.with_images_expanded(spec, reply)
+    sequences = tuple(_sequence(reader, spec, choice) for choice in choices) if call.sequences else ()
+    scores = prompt_scores(spec, reader.prompt_rows(reply, choices[0])) if call.scores else None
+    return Decoded(sequences, scores, _cached_tokens(reply), _mixed(choices) if generates and sequences else ())
+
+
+def _choices_in_order(reader: _Reader, choices: Value, wanted: int) -> list[Value]:
+    """One aborted choice spoils all: they belong to one promise."""
+    if (
+        wanted == 1
+        and len(choices) == 1
+        and (only := choices[0]).get("finish_reason") != "abort"
+        and only["index"] == 0
+    ):
+        return [only]
+    if any(choice.get("finish_reason") == "abort" for choice in choices):
+        raise _AbortedError(sum(reader.tokens_told(choice) for choice in choices))
+    if len(choices) != wanted:
+        raise ReplyError(f"with {len(choices)} choices where {wanted} were asked for")
+    by_index = {choice["index"]: choice for choice in choices}
+    if by_index.keys() != set(range(wanted)):
+        raise ReplyError(f"with choices numbered {sorted(by_index)[:8]} where {wanted} were asked for")
+    return [by_index[index] for index in range(wanted)]
+
+
+def _sequence(reader: _Reader, spec: SampleSpec, choice: Value) -> SequenceResult:
+    finish_reason = choice.get("finish_reason")
+    if finish_reason not in STOP_REASONS:
+        raise ReplyError(f"with the finish_reason {finish_reason!r}")
+    tokens, logprobs = reader.sampled(choice)
+    if len(tokens) != len(logprobs):
+        raise ReplyError(f"with {len(tokens)} token ids and {len(logprobs)} logprobs")
+    k = spec.topk_sample_logprobs
+    topk = reader.sampled_topk(choice, k, len(tokens)) if k else None
+    return SequenceResult(tokens.astype("<i4").tobytes(), packed(logprobs), STOP_REASONS[finish_reason], topk)
+
+
+def _mixed(choices: Sequence[Value]) -> tuple[tuple[str, ...], ...]:
+    told = (generate.weight_versions(choice) for choice in choices)
+    return tuple(versions for versions in told if len(versions) > 1)
+
+
+def _cached_tokens(reply: Value) -> int:
+    """Told for information only, and by some servers not at all: no generation is thrown away for it."""
+    try:
+        cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+    except json_arrays.UNREADABLE:
+        return 0
+    return cached if type(cached) is int and 0 <= cached <= _INT32_MAX else 0

@@ -1,0 +1,230 @@
+"""A sample as vLLM wants it asked, token in and token out, at either of its two endpoints.
+
+What the requests look like, and why (docs/upstream.md has the evidence):
+
+- `logprobs: 0` is the sampled token's alone: of a completion 67 bytes a token instead of 117 and more.
+- Every sampling parameter is sent. One that is left out takes the model's own default (generation_config.json), which
+  the SDK's user has not asked for.
+- `max_tokens` is always sent: completions read its absence as 16, the SDK's user means "as much as fits".
+- Greedy sampling of n sequences is refused by vLLM; it is one sequence, n times.
+
+`/v1/completions`: `return_token_ids` gives integers; with a top-k, `return_tokens_as_token_ids` keeps its keys apart,
+which as text would collapse.
+
+`/inference/v1/generate`: ids are integers anyway, and there is no bound on stop strings. Its `logprobs: k` counts the
+sampled token as one of the k, so the k best need one more.
+
+Prompt logprobs of several sequences are asked for apart, once: completions repeat them in every choice, and behind
+either endpoint each choice computes them anew, with a full prefill of its own.
+
+The prompt is spliced in as bytes, never as a list of integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from msgspec.structs import replace
+
+from shared.core.errors import BadRequest
+from shared.core.model import IMAGE_MARK, Frozen
+from shared.core.upstream_protocol import UpstreamProtocol
+from shared.wire.sdk.sample_cache import Recent
+
+if TYPE_CHECKING:
+    from shared.core.model import SampleSpec, SamplingParams
+
+_Builder = Callable[["SampleSpec", str, dict[str, Any], int, bool], bytes]
+
+# Of /v1/completions; a longer list is a 400 there.
+MAX_COMPLETION_STOPS: Final = 4
+_GENERATE: Final = UpstreamProtocol.GENERATE
+# Each client has one for each set of parameters. Only stop strings make a long one.
+_WRITTEN: Final = 256
+_LONGEST_WRITTEN_BYTES: Final = 4096
+_written: Final[Recent[tuple[Any, ...], tuple[bytes, ...]]] = Recent(_WRITTEN)
+
+
+class UpstreamCall(Frozen, frozen=True):
+    """One POST of an attempt. `sequences`: how many of its choices are kept; `scores`: the prompt's too."""
+
+    body: bytes
+    sequences: int
+    scores: bool
+    protocol: UpstreamProtocol = UpstreamProtocol.COMPLETIONS
+
+
+def beyond_completions(spec: SampleSpec) -> str | None:
+    """What of this sample cannot be asked of `/v1/completions`, as the start of a sentence; None where all can."""
+    if spec.images:
+        return "the prompt has chunks of type 'image', the upstream's /v1/completions takes token ids only"
+    stop = spec.params.stop
+    if stop and isinstance(stop[0], str) and len(stop) > MAX_COMPLETION_STOPS:
+        return f"stop has {len(stop)} strings, the upstream's /v1/completions takes at most {MAX_COMPLETION_STOPS}"
+    return None
+
+
+def room(spec: SampleSpec, context_tokens: int | None) -> int:
+    """How many tokens to ask for: as many as wanted and as the context leaves.
+
+    Raises `BadRequest` when the prompt leaves nothing, in the words that users of the hosted service match on.
+    """
+    wanted = spec.params.max_tokens
+    if context_tokens is None:
+        if wanted is None:
+            raise BadRequest("max_tokens is needed: the upstream does not tell how long its context is")
+        return wanted
+    left = context_tokens - spec.prompt_tokens
+    if left < 1:
+        raise BadRequest(
+            "Prompt length plus max_tokens exceeds the model's context window: "
+            f"{spec.prompt_tokens} + {wanted or 1} > {context_tokens}"
+        )
+    return left if wanted is None else min(wanted, left)
+
+
+def plan_calls(
+    spec: SampleSpec,
+    model: str,
+    context_tokens: int | None,
+    protocol: UpstreamProtocol = UpstreamProtocol.COMPLETIONS,
+) -> list[UpstreamCall]:
+    """The requests of one attempt, the prompt's scores first where they are asked apart. Raises as `room` does.
+
+    What is `beyond_completions` is for the other protocol only; that is the caller's to see to.
+    """
+    max_tokens = room(spec, context_tokens)
+    choices = _distinct_choices(spec)
+    scored = spec.wants_prompt_scores
+    if not scored or choices == 1:
+        body = _sample_body(spec, model, max_tokens, choices, protocol, scored)
+        return [UpstreamCall(body, choices, scored, protocol)]
+    scores = _builder(protocol)(spec, model, _ONE_TOKEN, 0, True)
+    body = _sample_body(spec, model, max_tokens, choices, protocol, False)
+    return [UpstreamCall(scores, 0, True, protocol), UpstreamCall(body, choices, False, protocol)]
+
+
+def _sample_body(
+    spec: SampleSpec, model: str, max_tokens: int, choices: int, protocol: UpstreamProtocol, scored: bool
+) -> bytes:
+    params = spec.params
+    if spec.images:
+        fields = _sampling_fields(params, max_tokens, choices)
+        return _builder(protocol)(spec, model, fields, spec.topk_sample_logprobs, scored)
+    # All that is written besides the prompt, the seed and `max_tokens`, in which the samples of one client differ.
+    sampling = (params.temperature, params.top_p, params.top_k, params.stop, params.seed is None)
+    asked = (
+        model,
+        choices,
+        protocol is _GENERATE,
+        scored,
+        spec.topk_sample_logprobs,
+        spec.topk_prompt_logprobs,
+        sampling,
+    )
+    written = _written.get(asked)
+    if written is None:
+        written = _write(spec, model, choices, protocol, scored)
+        if sum(map(len, written)) <= _LONGEST_WRITTEN_BYTES:
+            _written.put(asked, written)
+    opening, before, between, after = written
+    seed = b"%d" % params.seed if params.seed is not None else b""
+    return b"".join((opening, spec.prompt, before, b"%d" % max_tokens, between, seed, after))
+
+
+def _write(spec: SampleSpec, model: str, choices: int, protocol: UpstreamProtocol, scored: bool) -> tuple[bytes, ...]:
+    """What stands before the prompt, between it and `max_tokens`, between that and the seed, and after."""
+    seed = 0 if spec.params.seed is not None else None
+    fields = _sampling_fields(replace(spec.params, seed=seed), 0, choices)
+    blank = replace(spec, prompt=b"")
+    body = _builder(protocol)(blank, model, fields, spec.topk_sample_logprobs, scored)
+    # No text can hold one of these keys: its quotes would be escaped.
+    opening, _, rest = body.partition(b"[]")
+    before, _, rest = rest.partition(b'"max_tokens":0')
+    between, key, after = rest.partition(b'"seed":0')
+    return opening + b"[", b"]" + before + b'"max_tokens":', between + key[:-1], after
+
+
+def _builder(protocol: UpstreamProtocol) -> _Builder:
+    return _generate_body if protocol is _GENERATE else _completion_body
+
+
+def _distinct_choices(spec: SampleSpec) -> int:
+    return 1 if spec.params.temperature == 0.0 else spec.num_samples
+
+
+def _completion_body(spec: SampleSpec, model: str, sampling: dict[str, Any], topk: int, scores: bool) -> bytes:
+    fields = {"model": model, **_NEUTRAL, "return_token_ids": True, **sampling, "logprobs": topk}
+    if topk:
+        fields["return_tokens_as_token_ids"] = True
+    if scores:
+        fields["prompt_logprobs"] = spec.topk_prompt_logprobs
+    return _splice(b'{"prompt":[', spec.prompt, fields)
+
+
+def _generate_body(spec: SampleSpec, model: str, sampling: dict[str, Any], topk: int, scores: bool) -> bytes:
+    params = {**_NEUTRAL, **sampling, "logprobs": topk + 1 if topk else 0}
+    if scores:
+        params["prompt_logprobs"] = spec.topk_prompt_logprobs
+    fields: dict[str, Any] = {"model": model, "sampling_params": params}
+    if not spec.images:
+        return _splice(b'{"token_ids":[', spec.prompt, fields)
+    # So that the reply tells what has become of the images: a vLLM that does not know them leaves them out in silence.
+    fields["return_token_ids"] = True
+    return b'{"content_parts":[' + _content_parts(spec) + b"]," + _splice(b'"token_ids":[', spec.prompt, fields)
+
+
+def _content_parts(spec: SampleSpec) -> bytes:
+    return b",".join(
+        b'{"type":"image_url","url":"data:image/%b;base64,%b"}' % (image.format.encode(), image.data)
+        for image in spec.images
+    )
+
+
+def place_images(spec: SampleSpec, token_id: int) -> SampleSpec:
+    """With the model's placeholder for an image at the place of each."""
+    return replace(spec, prompt=spec.prompt.replace(IMAGE_MARK, b"%d" % token_id))
+
+
+def _sampling_fields(params: SamplingParams, max_tokens: int, choices: int) -> dict[str, Any]:
+    """What both protocols call by the same names."""
+    fields: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "n": choices,
+    }
+    if params.seed is not None:
+        fields["seed"] = params.seed
+    fields.update(_stop_fields(params.stop))
+    return fields
+
+
+# To have the prompt scored, a token must be sampled.
+_ONE_TOKEN: Final[dict[str, Any]] = {"max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "n": 1}
+# What would change the distribution without having been asked for.
+_NEUTRAL: Final[dict[str, Any]] = {
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+
+def _stop_fields(stop: tuple[str, ...] | tuple[int, ...] | None) -> dict[str, Any]:
+    if stop is None:
+        return {}
+    if not stop:
+        return {"ignore_eos": True}
+    if isinstance(stop[0], str):
+        # A special token (an end-of-turn mark, say) is looked for in the text too; by default vLLM leaves it out there.
+        return {"stop": stop, "skip_special_tokens": False}
+    return {"stop_token_ids": stop}
+
+
+def _splice(opening: bytes, prompt: bytes, fields: dict[str, Any]) -> bytes:
+    # At once: a prompt is copied for each `+`.
+    return b"".join((opening, prompt, b"],", orjson.dumps(fields)[1:]))

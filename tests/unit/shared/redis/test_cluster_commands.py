@@ -1,0 +1,114 @@
+"""Following a cluster's redirections."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from shared.core.errors import StoreRefused, StoreUnavailable
+from shared.redis.cluster_commands import ClusterLine
+from shared.redis.commands import Script
+from shared.redis.connection import Redirected, error_of
+
+if TYPE_CHECKING:
+    from shared.redis.cluster import Shards
+
+
+class FakeLine:
+    """Answers with the next of its answers, the last one again and again."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers = list(answers)
+        self.asked: list[bool] = []
+
+    async def call(self, *_: object, asking: bool = False) -> object:
+        self.asked.append(asking)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    run = call
+
+
+class FakeShard:
+    def __init__(self, line: FakeLine) -> None:
+        self.line = line
+
+
+class FakeShards:
+    """Everything belongs to `first`; redirections lead to `other`."""
+
+    def __init__(self, first: FakeLine, other: FakeLine) -> None:
+        self.first, self.other = FakeShard(first), FakeShard(other)
+        self.doubts = 0
+
+    def owner(self, slot: int) -> FakeShard:
+        return self.first
+
+    def follow(self, redirected: Redirected) -> FakeShard:
+        return self.other
+
+    def doubt(self) -> None:
+        self.doubts += 1
+
+
+MOVED = "MOVED 42 10.0.0.1:7000"
+ASK = "ASK 42 10.0.0.1:7000"
+
+
+def line_over(shards: FakeShards) -> ClusterLine:
+    return ClusterLine(cast("Shards", shards))
+
+
+async def do(line: ClusterLine, how: str) -> Any:
+    return await (line.call("GET", "key") if how == "call" else line.run(Script("return 1"), ["key"]))
+
+
+@pytest.mark.parametrize("how", ["call", "run"])
+@pytest.mark.parametrize(("reply", "asking"), [(MOVED, False), (ASK, True)])
+async def test_a_redirection_is_followed(how: str, reply: str, asking: bool) -> None:
+    shards = FakeShards(FakeLine(Redirected(reply)), FakeLine("there"))
+    assert await do(line_over(shards), how) == "there"
+    assert shards.other.line.asked == [asking]
+
+
+async def test_asking_holds_for_one_redirection_only() -> None:
+    shards = FakeShards(FakeLine(Redirected(ASK)), FakeLine(Redirected(MOVED), "there"))
+    assert await do(line_over(shards), "call") == "there"
+    assert shards.other.line.asked == [True, False]
+
+
+@pytest.mark.parametrize("how", ["call", "run"])
+async def test_nodes_that_point_at_each_other_are_given_up(how: str) -> None:
+    shards = FakeShards(FakeLine(Redirected(MOVED)), FakeLine(Redirected(MOVED)))
+    with pytest.raises(StoreUnavailable, match="moves this key about") as caught:
+        await do(line_over(shards), how)
+    assert not caught.value.maybe_done
+
+
+@pytest.mark.parametrize("how", ["call", "run"])
+async def test_a_node_that_is_away_raises_doubt(how: str) -> None:
+    shards = FakeShards(FakeLine(StoreUnavailable("away", maybe_done=False)), FakeLine("there"))
+    with pytest.raises(StoreUnavailable, match="away"):
+        await do(line_over(shards), how)
+    assert shards.doubts == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "asking"),
+    [
+        (MOVED, "10.0.0.1", 7000, False),
+        (ASK, "10.0.0.1", 7000, True),
+        ("MOVED 1 ::1:7", "::1", 7, False),
+        ("MOVED 1 :7", "", 7, False),
+    ],
+)
+def test_redirections_are_read(text: str, host: str, port: int, asking: bool) -> None:
+    error = error_of(Exception(text))
+    assert isinstance(error, Redirected)
+    assert (error.host, error.port, error.asking) == (host, port, asking)
+    # To a single server's store it is a refusal that says what to do.
+    assert isinstance(error, StoreRefused)
+    assert "use redis+cluster://" in str(error)

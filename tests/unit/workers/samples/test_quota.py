@@ -1,0 +1,66 @@
+"""What a worker holds: samples and passed requests share its limits, and a drain waits for both."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from shared.config import Settings
+from shared.core.callers import ANONYMOUS
+from shared.core.errors import Overloaded
+from shared.counters import Counters
+from workers.samples.quota import Room, Tenants
+
+
+def room(**settings: Any) -> Room:
+    return Room(Tenants(1, shared=False), Counters(), Settings(**settings))
+
+
+def test_what_is_passed_on_and_what_is_kept_share_the_limit() -> None:
+    """E3"""
+    held = room(max_in_flight=2)
+    sample = held.take(ANONYMOUS, 10)
+    with held.beside(ANONYMOUS, 5):
+        assert (held.passed_in_flight, held.in_flight_bytes) == (1, 15)
+        with pytest.raises(Overloaded):
+            held.take(ANONYMOUS, 1)
+        with pytest.raises(Overloaded), held.beside(ANONYMOUS, 1):
+            pass
+    held.grow(sample, 7)
+    assert (held.passed_in_flight, held.in_flight_bytes) == (0, 17)
+    held.release(sample, 17)
+    assert held.in_flight_bytes == 0
+
+
+def test_a_request_that_fails_gives_its_room_back() -> None:
+    held = room(max_in_flight=1)
+    with pytest.raises(RuntimeError), held.beside(ANONYMOUS, 5):
+        raise RuntimeError
+    held.release(held.take(ANONYMOUS, 1), 1)
+
+
+def test_a_full_store_stops_samples_only() -> None:
+    held = room()
+    with pytest.raises(Overloaded):
+        held.take(ANONYMOUS, 1, store_full=True)
+    with pytest.raises(Overloaded):
+        held.take(ANONYMOUS, 1, store_refilling=True)
+    with held.beside(ANONYMOUS, 1):
+        pass
+
+
+async def test_it_is_idle_when_both_have_ended_and_takes_nothing_while_it_drains() -> None:
+    """B12"""
+    held = room()
+    sample = held.take(ANONYMOUS, 1)
+    idle = asyncio.create_task(held.wait_idle())
+    with held.beside(ANONYMOUS, 1):
+        held.draining = True
+        held.release(sample, 1)
+        await asyncio.sleep(0)
+        assert not idle.done()
+        with pytest.raises(Overloaded):
+            held.take(ANONYMOUS, 1)
+    await idle

@@ -1,0 +1,135 @@
+"""The public address as one ASGI application: the hot routes by dictionary, everything else by Starlette's router.
+
+Matching routes one by one costs as much as a whole small request does otherwise, so the routes that every sample
+passes through are found before Starlette sees the request. They are also those that come in crowds: only so many go on
+in one turn of the event loop, so that health and heartbeats are answered in the midst of thousands.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route
+
+from workers.api import openai, replies, results, sampling, sessions, training
+from workers.api.endpoint import Endpoint, OpenAiEndpoint, StandingReply
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from shared.http.request import Request
+    from starlette.requests import Request as StarletteRequest
+    from starlette.types import Receive, Scope, Send
+
+    from shared.counters import Counters
+    from shared.loop.turns import Turns
+    from workers.api.replies import Reply, Streamed
+    from workers.parts import Deps
+
+    Route_ = tuple[str, str, Callable[[Deps, Request], Awaitable[Reply | Streamed]]]
+
+API: Final = "/api/v1"
+
+HOT: Final[tuple[Route_, ...]] = (
+    ("POST", "/asample", sampling.asample),
+    ("POST", "/retrieve_future", results.retrieve_future),
+    ("POST", "/retrieve_futures", results.retrieve_futures),
+)
+ROUTED: Final[tuple[Route_, ...]] = (
+    ("POST", "/client/config", sessions.client_config),
+    ("POST", "/client/dynamic_config", sessions.dynamic_config),
+    ("POST", "/session_heartbeat", sessions.session_heartbeat),
+    ("POST", "/create_session", sessions.create_session),
+    ("POST", "/sessions/{session_id}/finish", sessions.finish_session),
+    ("POST", "/create_sampling_session", sampling.create_sampling_session),
+    ("POST", "/join_sampling_session", sampling.join_sampling_session),
+    ("GET", "/samplers/{sampling_session_id}", sampling.sampler),
+    ("POST", "/cancel_future", results.cancel_future),
+    ("POST", "/telemetry", sessions.telemetry),
+    ("GET", "/get_server_capabilities", sessions.server_capabilities),
+)
+# Read on the way to a training server; without one they are like all that is not ours.
+TRAINED: Final[tuple[Route_, ...]] = (("POST", "/save_weights_for_sampler", training.save_weights_for_sampler),)
+
+# What a training server answers, where there is one.
+UNTRAINED: Final[tuple[Route_, ...]] = (("POST", "/weights_info", sampling.weights_info),)
+
+
+OPENAI: Final[tuple[Route_, ...]] = (
+    ("POST", "/v1/completions", openai.completions),
+    ("POST", "/v1/chat/completions", openai.chat_completions),
+    ("GET", "/v1/models", openai.models),
+)
+
+
+class PublicApp:
+    """ASGI: `routes` is the dictionary of the hot ones, `starlette` serves the rest.
+
+    For a server that can do without ASGI: `direct` are the hot ones by method and target, `standing` is health, which
+    is to be answered before anything else even in the midst of thousands.
+    """
+
+    def __init__(self, deps: Deps) -> None:
+        make = partial(_endpoint, deps)
+        self.routes = {(method, API + path): make(handler, turns=deps.turns) for method, path, handler in HOT}
+        self.direct = {(method.encode(), path.encode()): route for (method, path), route in self.routes.items()}
+        self.standing = {(b"GET", f"{API}/healthz".encode()): StandingReply(sessions.HEALTHY, deps.counters)}
+        self.starlette = _starlette(make, deps.counters, (*ROUTED, *(UNTRAINED if deps.trainer is None else TRAINED)))
+        self._elsewhere = make(training.pass_on, streamed=True)
+        self._nowhere = self.starlette.router.default
+        self.starlette.router.default = self._not_ours
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hot = self.routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        await (hot or self.starlette)(scope, receive, send)
+
+    async def _not_ours(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A path that no route has: the trainer's, or nobody's."""
+        is_api = scope["type"] == "http" and scope["path"].startswith(API + "/")
+        await (self._elsewhere if is_api else self._nowhere)(scope, receive, send)
+
+
+def _starlette(make: Callable[..., Endpoint], counters: Counters, routed: Sequence[Route_]) -> Starlette:
+    routes = [Route(API + path, make(handler), methods=[method]) for method, path, handler in routed]
+    # The hot ones again, so that a wrong method on them is a 405 like on any other.
+    routes += [Route(API + path, make(handler), methods=[method]) for method, path, handler in HOT]
+    routes += [Route(path, make(handler, kind=OpenAiEndpoint), methods=[method]) for method, path, handler in OPENAI]
+    routes.append(Route(API + "/healthz", make(sessions.healthz, public=True), methods=["GET"]))
+    app = Starlette(routes=routes, exception_handlers={HTTPException: partial(_http_error, counters)})
+    # A redirect names what the client called us, and http:// behind a proxy that speaks TLS: the key would follow it.
+    app.router.redirect_slashes = False
+    return app
+
+
+def _endpoint(
+    deps: Deps,
+    handler: Callable[[Deps, Request], Awaitable[Reply | Streamed]],
+    *,
+    kind: type[Endpoint] = Endpoint,
+    public: bool = False,
+    streamed: bool = False,
+    turns: Turns | None = None,
+) -> Endpoint:
+    return kind(
+        partial(handler, deps),
+        lambda: deps.live.keyring,
+        deps.counters,
+        lambda: deps.live.settings.max_body_bytes,
+        public=public,
+        streamed=streamed,
+        turns=turns,
+    )
+
+
+async def _http_error(counters: Counters, request: StarletteRequest, error: Exception) -> Response:
+    """What the router did not find: no such path, or not with this method. No endpoint has counted it."""
+    assert isinstance(error, HTTPException)
+    counters.http_requests += 1
+    counters.answered(error.status_code)
+    reply = replies.routing_error(error.status_code, in_openai=request.url.path.startswith("/v1/"))
+    headers: dict[str, Any] = dict(error.headers or {})
+    return Response(bytes(reply.body), reply.status, headers, reply.content_type.decode())

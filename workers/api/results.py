@@ -1,0 +1,265 @@
+"""Handing results over: one long poll per sample, one per sampling session, and cancelling.
+
+Rules that the SDK forces (docs/wire.md): a pending retrieve is held, then 408; trouble with the store is a held poll
+too, because the SDK repeats 408 and 5xx without any pause; a session poll never answers 4xx to a well-formed request,
+since that ends the client for good; a poll for what is not the caller's is held like any other that has nothing new.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from shared.core import ids, trainer_ids
+from shared.core.errors import NotFound, StoreError, StoreUnavailable
+from shared.core.lifecycle import ANSWERS, Answer, State
+from shared.store.contract import LogPage
+from shared.wire.sdk import calls, result
+from workers.api import lost_results, replies, training
+from workers.api.lost_results import may_come_back
+from workers.api.replies import PROTOBUF, Reply, Streamed
+from workers.samples.messages import cancel_message
+from workers.samples.waiters import Wake
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.core.callers import Caller
+    from shared.core.model import SampleKey, SamplingSession
+    from shared.core.record import Record
+    from shared.http.request import Request
+    from workers.parts import Deps
+    from workers.samples.waiters import Waiter
+
+# wire.md: below this a size announcement costs the client a round trip and saves nothing.
+_METADATA_ABOVE_BYTES: Final = 64 * 1024
+# Completions in one reply to a session poll: 130 bytes each.
+_PAGE: Final = 5_000
+_NO_UPSTREAM: Final = "no upstream takes the sample at the moment; it is tried again"
+_STORE_AWAY: Final = "the result store does not answer at the moment"
+# How long a held poll waits before it asks a store again that did not answer.
+_STORE_RETRY_S: Final = 1.0
+# What unknown sessions wait under: no session's key, so that nothing that happens elsewhere wakes them.
+_NO_SESSION: Final = ""
+
+
+async def retrieve_future(deps: Deps, request: Request) -> Reply | Streamed:
+    """Hold until the sample has settled; its result, its failure, "submit again", or "try again"."""
+    call = calls.decode_retrieve_future(request.body)
+    if not trainer_ids.is_of_sample(call.request_id):
+        return await training.retrieve_future(deps, request, call)
+    session, key = _find(deps, call.request_id, request.caller)
+    deps.counters.polls += 1
+    deps.sessions.note(session.session_id)
+    outcome = await _await_record(deps, request, key)
+    if isinstance(outcome, Wake):
+        return await _try_again(deps, call.request_id, key, outcome)
+    return _reply_for(deps, request, call, key, outcome)
+
+
+def _find(deps: Deps, request_id: str, caller: Caller) -> tuple[SamplingSession, SampleKey]:
+    """Raises `NotFound` for what is not of our form or not the caller's; well-formed ids of the past are found."""
+    parts = ids.split_request_id(request_id)
+    session = deps.sessions.find(parts[0], caller) if parts is not None else None
+    if parts is None or session is None:
+        raise NotFound("there is no such request")
+    return session, session.key(parts[1])
+
+
+async def _await_record(deps: Deps, request: Request, key: SampleKey) -> Record | Wake | None:
+    """The settled record, None when there is none at all, or why the poll ends without."""
+    fresh = deps.dispatcher.fresh.take(key, deps.clock.monotonic_s())
+    if fresh is not None:
+        return fresh
+    waiter = deps.waiters.sample_waiter(key, deps.live.settings.poll_timeout_s)
+    client_lost = waiter.client_lost
+    request.connection.add_lost_callback(client_lost)
+    watched = False
+    try:
+        while True:
+            if deps.dispatcher.running(key) is None:
+                if not watched:
+                    watched = await _watch(deps, key.session_key, waiter)
+                record = await _look(deps, key, waiter)
+                if not isinstance(record, Wake):
+                    return record
+            woken = await waiter.wait()
+            # One announcement may wake thousands.
+            if not deps.turns.try_take():
+                await deps.turns.take(request.caller.digest)
+            if not isinstance(woken, Wake):
+                return woken
+            if waiter.ended is not None:
+                return waiter.ended
+            waiter.rearm()
+    finally:
+        request.connection.remove_lost_callback(client_lost)
+        deps.waiters.forget_sample(key, waiter)
+        if watched:
+            deps.store.unwatch(key.session_key)
+
+
+async def _watch(deps: Deps, session_key: str, waiter: Waiter) -> bool:
+    """Have announcements sent here before looking, so that nothing settles unseen in between."""
+    try:
+        await deps.store.watch(session_key)
+    except StoreError:
+        waiter.wake_in(_STORE_RETRY_S)
+        return False
+    return True
+
+
+async def _look(deps: Deps, key: SampleKey, waiter: Waiter) -> Record | Wake | None:
+    """The record if it is settled or missing; `Wake.LOOK` while it is pending, or the store does not answer."""
+    try:
+        record = await deps.store.read(key)
+        wait = record is None and await may_come_back(deps)
+    except StoreError:
+        wait = True
+    if wait:
+        waiter.wake_in(_STORE_RETRY_S)
+        return Wake.LOOK
+    return Wake.LOOK if record is not None and record.header.state is State.PENDING else record
+
+
+async def _try_again(deps: Deps, request_id: str, key: SampleKey, why: Wake) -> Reply:
+    if why is Wake.LOST:
+        deps.counters.polls_abandoned += 1
+        return replies.answer(Answer.TRY_AGAIN, calls.try_again(request_id, "active", None))
+    reason = await _paused_reason(deps, key)
+    state = "active" if reason is None else "paused_capacity"
+    return replies.answer(Answer.TRY_AGAIN, calls.try_again(request_id, state, reason))
+
+
+async def _paused_reason(deps: Deps, key: SampleKey) -> str | None:
+    """Why the sample waits, if no upstream takes it; the worker that runs it knows best, others have its mark."""
+    running = deps.dispatcher.running(key)
+    if running is not None:
+        return running.paused_reason
+    try:
+        header = await deps.store.read_header(key)
+    except StoreError:
+        return _STORE_AWAY
+    return _NO_UPSTREAM if header is not None and header.paused else None
+
+
+def _reply_for(
+    deps: Deps, request: Request, call: calls.RetrieveFuture, key: SampleKey, record: Record | None
+) -> Reply:
+    state = record.header.state if record is not None else State.GONE
+    kind = ANSWERS[state]
+    if record is None or kind is Answer.RESUBMIT:
+        return replies.answer(kind, calls.error_body(_WHY_GONE[state]))
+
+    def delivered() -> None:
+        deps.clocks.handed_over(key)
+
+    if kind is Answer.FAILURE:
+        return Reply(replies.STATUS_OF_ANSWER[kind], bytes(record.payload), on_delivered=delivered)
+    if call.allow_metadata_only and len(record.payload) > _METADATA_ABOVE_BYTES:
+        return replies.ok(calls.complete_metadata(len(record.payload)))
+    if calls.prefers_protobuf(request.accept):
+        return Reply(replies.STATUS_OF_ANSWER[kind], record.payload, PROTOBUF, delivered)
+    body = result.sample_response_json(record.payload)
+    return Reply(replies.STATUS_OF_ANSWER[kind], body, on_delivered=delivered)
+
+
+_WHY_GONE: Final = {
+    State.STALE: "the session of this sample had ended; submit it again",
+    State.ORPHANED: "the sample was interrupted; submit it again",
+    State.GONE: "the result is no longer kept; submit the sample again",
+}
+
+
+async def retrieve_futures(deps: Deps, request: Request) -> Reply:
+    """Hold until something completed in this (sampling session, clone) after the cursor; take acknowledgements."""
+    call = calls.decode_retrieve_futures(request.body)
+    deps.counters.session_polls += 1
+    hold_s = _hold_s(deps, call.timeout)
+    session = deps.sessions.find(call.sampling_session_id, request.caller)
+    if session is None:
+        await _hold(deps, request, hold_s)
+        return replies.ok(calls.completions((), call.prev_cursor))
+    deps.sessions.note(session.session_id)
+    deps.clocks.acknowledged(_acknowledged(session, call.retrieved_request_ids))
+    # SDK 0.36 sends its last acknowledgements in a full long poll with nothing pending: it must not be held.
+    page = await _await_page(deps, request, session, call, 0.0 if call.retrieved_request_ids else hold_s)
+    entries = ((ids.request_id(session, entry.seq_id), entry.finished, entry.size_bytes) for entry in page.entries)
+    return replies.ok(calls.completions(entries, page.cursor))
+
+
+def _hold_s(deps: Deps, asked_s: float | None) -> float:
+    longest_s = deps.live.settings.poll_timeout_s
+    return longest_s if asked_s is None else min(max(asked_s, 0.0), longest_s)
+
+
+def _acknowledged(session: SamplingSession, request_ids: Sequence[str]) -> list[SampleKey]:
+    """The samples of this very session among what the client says it has."""
+    found = (ids.split_request_id(request_id) for request_id in request_ids)
+    return [session.key(parts[1]) for parts in found if parts is not None and parts[0] == session.sampling_session_id]
+
+
+async def _await_page(
+    deps: Deps, request: Request, session: SamplingSession, call: calls.RetrieveFutures, hold_s: float
+) -> LogPage:
+    """What is new, or an empty page with a cursor that stands still."""
+    session_key = session.session_key
+    waiter = deps.waiters.log_waiter(session_key, hold_s)
+    request.connection.add_lost_callback(waiter.client_lost)
+    page = LogPage([], call.prev_cursor)
+    watched = False
+    try:
+        while True:
+            try:
+                if hold_s and not watched:
+                    await deps.store.watch(session_key)
+                    watched = True
+                page = await _read_page(deps, session, call)
+            except StoreError:
+                waiter.wake_in(_STORE_RETRY_S)
+            if page.entries or (hold_s == 0.0 and waiter.ended is None):
+                return page
+            await waiter.wait()
+            if waiter.ended is not None:
+                return page
+            waiter.rearm()
+    finally:
+        request.connection.remove_lost_callback(waiter.client_lost)
+        deps.waiters.forget_log(session_key, waiter)
+        if watched:
+            deps.store.unwatch(session_key)
+
+
+async def _read_page(deps: Deps, session: SamplingSession, call: calls.RetrieveFutures) -> LogPage:
+    """What the log has after the cursor; when it is another log than before, also what may have been lost with that.
+
+    Raises `StoreError`, also while it cannot be told yet what is lost.
+    """
+    clone_id = call.cloned_sampler_id
+    page = await deps.store.read_log(session.session_key, clone_id, call.prev_cursor, limit=_PAGE)
+    if not lost_results.began_anew(call.prev_cursor, page):
+        return page
+    if await may_come_back(deps):
+        raise StoreUnavailable("the store is being refilled", maybe_done=False)
+    return await lost_results.with_lost(deps, session, clone_id, page)
+
+
+async def _hold(deps: Deps, request: Request, hold_s: float) -> None:
+    """Answer an unknown session no faster than an idle one: its client asks again at once."""
+    waiter = deps.waiters.log_waiter(_NO_SESSION, hold_s)
+    request.connection.add_lost_callback(waiter.client_lost)
+    try:
+        await waiter.wait()
+    finally:
+        request.connection.remove_lost_callback(waiter.client_lost)
+        deps.waiters.forget_log(_NO_SESSION, waiter)
+
+
+async def cancel_future(deps: Deps, request: Request) -> Reply:
+    """End a sample that nobody wants any more, wherever it runs."""
+    call = calls.decode_cancel_future(request.body)
+    _, key = _find(deps, call.request_id, request.caller)
+    if not deps.dispatcher.cancel(key):
+        header = await deps.store.read_header(key)
+        if header is not None and header.state is State.PENDING:
+            await deps.store.send_control(header.claim.owner, cancel_message(key))
+    return replies.ok()

@@ -1,0 +1,229 @@
+"""What a training server answers, and where it and the gateway must agree: sessions, futures, saved weights.
+
+Everything that is not about sampling is streamed through. A few small calls are read on the way:
+
+    create_session              made there, under an id that is kept; known here under a name of the caller's own
+    session_heartbeat, finish   done here and there; the client hears the trainer's answer
+    save_weights_for_sampler    its future is wrapped, so that any worker knows what is being polled
+    retrieve_future             of a wrapped future: a sampling session in the result is given an id of ours
+                                of any other foreign future: streamed through
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from shared.core import trainer_ids
+from shared.core.errors import NotFound, NotImplementedHere, Overloaded, StoreError, UpstreamBroke, UpstreamUnavailable
+from shared.core.lifecycle import Answer
+from shared.core.model import Category, Failure
+from shared.core.trainer_ids import TrainerFuture
+from shared.http.exchange import send_response
+from shared.wire import trainer as wire
+from shared.wire.sdk import calls
+from workers.api import replies
+from workers.api.replies import Streamed
+from workers.passing.relay import relay, while_connected
+
+if TYPE_CHECKING:
+    from starlette.types import Send
+
+    from shared.http.request import Request
+    from workers.api.replies import Reply
+    from workers.parts import Deps
+    from workers.passing.training_server import Outgoing, Told, Trainer
+
+# The SDK waits 10 s for a heartbeat, of which the store may have 2.
+_HEARTBEAT_S: Final = 7.0
+# A sampling session is bound without it, too.
+_WEIGHTS_S: Final = 5.0
+_ELSEWHERE: Final = (
+    "this gateway samples only: training and other requests need a training server (--training-upstream)"
+)
+_TROUBLE: Final = (UpstreamUnavailable, UpstreamBroke)
+
+
+def trainer_of(deps: Deps) -> Trainer:
+    """Raises `NotImplementedHere` where there is none."""
+    if deps.trainer is None:
+        raise NotImplementedHere(_ELSEWHERE)
+    return deps.trainer
+
+
+async def pass_on(deps: Deps, request: Request) -> Streamed:
+    """Whatever this gateway has no answer to."""
+    trainer = trainer_of(deps)
+    outgoing = trainer.as_it_comes(request)
+    deps.counters.training_requests += 1
+
+    async def run(send: Send) -> None:
+        await trainer.pass_on(request, outgoing, send)
+
+    return Streamed(run)
+
+
+def session_name(deps: Deps, session_id: str, request: Request) -> str:
+    """Under which a session is known here. Raises `NotFound`."""
+    name = trainer_ids.session_name(session_id, request.caller.secret, foreign=deps.trainer is not None)
+    if name is None:
+        raise NotFound("there is no such session")
+    return name
+
+
+async def create_session(deps: Deps, request: Request, trainer: Trainer) -> Streamed:
+    """Made there, known here. Once it is made nothing here may refuse it: it would be made again."""
+    await deps.sessions.require_room(request.caller, deps.live.settings.session_timeout_s)
+    told = await _ask(deps, request, trainer.whole(request))
+    if told.is_success:
+        session_id = wire.session_id_of(told.body)
+        if session_id is None:
+            raise UpstreamBroke("the training server's reply to create_session has no session_id that can be used")
+        with suppress(StoreError):
+            await deps.sessions.enter(session_name(deps, session_id, request), request.caller)
+    return _passed_back(told)
+
+
+async def heartbeat(deps: Deps, request: Request) -> Streamed:
+    return _passed_back(await _ask(deps, request, trainer_of(deps).whole(request), _HEARTBEAT_S))
+
+
+async def finish(deps: Deps, request: Request) -> Streamed:
+    return _passed_back(await _ask(deps, request, trainer_of(deps).whole(request)))
+
+
+async def base_model_of(deps: Deps, request: Request, path: str) -> str | None:
+    """What the training server says that saved weights belong to; None where there is none, or it does not say."""
+    if deps.trainer is None:
+        return None
+    try:
+        told = await _ask(deps, request, deps.trainer.weights(request, path), _WEIGHTS_S)
+    except _TROUBLE:
+        return None
+    return wire.base_model_of(told.body) if told.is_success else None
+
+
+async def save_weights_for_sampler(deps: Deps, request: Request) -> Streamed:
+    """Passed on, and its future wrapped."""
+    trainer = trainer_of(deps)
+    session_id = trainer_ids.session_of_model(wire.decode_save_for_sampler(request.body).model_id)
+    told = await _ask(deps, request, trainer.whole(request))
+    promised = wire.promised_id(told.body) if told.is_success else None
+    if promised is None or not trainer_ids.is_usable(promised) or not trainer_ids.is_usable(session_id):
+        return _passed_back(told)
+    future = TrainerFuture(promised, session_name(deps, session_id, request))
+    wrapped = trainer_ids.wrap_future(future, request.caller.secret)
+    return _passed_back(told, wire.replaced(told.body, "request_id", wrapped))
+
+
+async def retrieve_future(deps: Deps, request: Request, call: calls.RetrieveFuture) -> Reply | Streamed:
+    """A poll of what was not promised for a sample here."""
+    if deps.trainer is None:
+        raise NotFound("there is no such request")
+    deps.counters.polls += 1
+    if not trainer_ids.is_wrapped(call.request_id):
+        return _poll(deps, request, deps.trainer, call)
+    future = trainer_ids.unwrap_future(call.request_id, request.caller.secret)
+    if future is None:
+        raise NotFound("there is no such request")
+    deps.sessions.note(future.session)
+    return await _poll_saved(deps, request, call, future)
+
+
+def _poll(deps: Deps, request: Request, trainer: Trainer, call: calls.RetrieveFuture) -> Streamed:
+    """Held as long as any other poll; the result streamed, since it can be as large as what was trained on."""
+    outgoing = trainer.whole(request)
+
+    async def run(send: Send) -> None:
+        try:
+            async with while_connected(request.connection), trainer.held(_hold_s(deps)) as held:
+                async with trainer.exchange(outgoing) as response:
+                    _require_calm(response.status)
+                    # What has begun to arrive is sent to its end.
+                    trainer.release(held)
+                    await relay(response, trainer.headers_for_client(response), send)
+        except _TROUBLE as error:
+            raise _busy(deps, error) from None
+        except TimeoutError:
+            await _send(send, _still_running(call))
+
+    return Streamed(run)
+
+
+async def _poll_saved(
+    deps: Deps, request: Request, call: calls.RetrieveFuture, future: TrainerFuture
+) -> Reply | Streamed:
+    trainer = trainer_of(deps)
+    body = wire.replaced(request.body, "request_id", future.request_id)
+    try:
+        async with while_connected(request.connection), trainer.held(_hold_s(deps)):
+            async with trainer.exchange(trainer.whole(request, body)) as response:
+                _require_calm(response.status)
+                told = await trainer.told(response)
+                return await _learned(request, trainer, told, future)
+    except _TROUBLE as error:
+        raise _busy(deps, error) from None
+    except TimeoutError:
+        return _still_running(call)
+
+
+async def _learned(request: Request, trainer: Trainer, told: Told, future: TrainerFuture) -> Reply | Streamed:
+    """The result, with an id of ours for a sampling session that was born there."""
+    result = wire.saved(told.body) if told.status == 200 else None
+    if result is None or result.sampling_session_id is None:
+        return _passed_back(told)
+    path = result.path or await _path_of(request, trainer, result.sampling_session_id)
+    if path is None or not path.startswith("tinker://"):
+        reason = "the training server does not tell which weights its new sampling session samples from"
+        return replies.ok(calls.failure_body(Failure(reason, Category.SERVER)))
+    born = trainer_ids.born_session(future.session, result.sampling_session_id, path, request.caller.secret)
+    return _passed_back(told, wire.replaced(told.body, "sampling_session_id", born.sampling_session_id))
+
+
+async def _path_of(request: Request, trainer: Trainer, sampler_id: str) -> str | None:
+    told = await trainer.ask(request, trainer.sampler(request, sampler_id))
+    _require_calm(told.status)
+    info = wire.sampler_info(told.body) if told.is_success else None
+    return info.model_path if info is not None else None
+
+
+def _hold_s(deps: Deps) -> float:
+    return deps.live.settings.poll_timeout_s
+
+
+def _require_calm(status: int) -> None:
+    """The SDK repeats a 5xx of a poll without any pause. Raises `UpstreamBroke`."""
+    if status >= 500:
+        raise UpstreamBroke(f"the training server answered {status}; it is asked again later")
+
+
+def _busy(deps: Deps, error: Exception) -> Overloaded:
+    deps.counters.training_failures += 1
+    return Overloaded("trainer", str(error))
+
+
+def _still_running(call: calls.RetrieveFuture) -> Reply:
+    return replies.answer(Answer.TRY_AGAIN, calls.try_again(call.request_id, "active", None))
+
+
+async def _ask(deps: Deps, request: Request, outgoing: Outgoing, timeout_s: float | None = None) -> Told:
+    deps.counters.training_requests += 1
+    trainer = trainer_of(deps)
+    try:
+        return await (trainer.ask(request, outgoing, timeout_s) if timeout_s else trainer.ask(request, outgoing))
+    except _TROUBLE:
+        deps.counters.training_failures += 1
+        raise
+
+
+def _passed_back(told: Told, body: bytes | None = None) -> Streamed:
+    """The trainer's answer as the reply, with another body if one is given."""
+
+    async def run(send: Send) -> None:
+        await send_response(send, told.status, told.headers, told.body if body is None else body)
+
+    return Streamed(run)
+
+
+async def _send(send: Send, reply: Reply) -> None:
+    await send_response(send, reply.status, [(b"content-type", reply.content_type)], reply.body)

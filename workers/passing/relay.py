@@ -1,0 +1,116 @@
+"""Passing a request on and its reply back, holding neither whole: for training servers and for OpenAI's API.
+
+Back-pressure is the transports' own. A body is asked for piece by piece when the upstream's socket has room, and the
+server below stops reading from the client meanwhile; a reply is read on when the client's socket has room. So an
+exchange holds a few buffers of 64 KiB whatever it carries.
+
+When the client goes, the task that serves it is cancelled, which closes the upstream connection. While reading from
+the client is paused its leaving cannot be seen, so an upstream that stops taking a body is left at its own deadline.
+
+A reply that breaks off in the middle must not look whole: the client's connection is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from shared.core.errors import BodyIncomplete, ClientGone, ReplyBroken
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from starlette.types import Receive, Send
+
+    from shared.http.peer import Connection
+    from shared.wire.passing import Header
+
+# An error's text is a sentence. It is collected to be given a length: the SDK takes a 400 without one for a proxy's.
+_COLLECTED_BYTES: Final = 64 * 1024
+BROKEN: Final = (aiohttp.ClientError, OSError, ValueError)
+
+
+@asynccontextmanager
+async def while_connected(client: Connection) -> AsyncIterator[None]:
+    """The block is cancelled when the client goes away. Raises `ClientGone` then."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    def lost() -> None:
+        nonlocal gone
+        gone = True
+        task.cancel()
+
+    client.add_lost_callback(lost)
+    try:
+        try:
+            yield
+        finally:
+            client.remove_lost_callback(lost)
+            if gone:
+                # It may have gone after the block's last await: the cancel is taken here, not by whoever awaits next.
+                await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        # Another cancel may have come in the same turn: it is the one that counts.
+        if not gone or task.uncancel():
+            raise
+        raise ClientGone("the client went away") from None
+
+
+async def body_pieces(receive: Receive) -> AsyncIterator[bytes]:
+    """The request's body as it comes. Raises `BodyIncomplete` when the client goes away."""
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BodyIncomplete("the client went away before its body was whole")
+        if piece := message.get("body", b""):
+            yield piece
+        more = message.get("more_body", False)
+
+
+async def relay(response: aiohttp.ClientResponse, headers: Iterable[Header], send: Send) -> None:
+    """Send the reply on as it comes. `headers`: as the client gets them. Raises `ReplyBroken` when it breaks off."""
+    headers = list(headers)
+    head = b""
+    if response.status >= 400 and not _has_length(headers):
+        head, whole = await collect(response)
+        if whole:
+            headers.append((b"content-length", str(len(head)).encode()))
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    if head:
+        await send({"type": "http.response.body", "body": head, "more_body": True})
+    await _relay_body(response, send)
+
+
+async def _relay_body(response: aiohttp.ClientResponse, send: Send) -> None:
+    try:
+        async for piece in response.content.iter_any():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except BROKEN as error:
+        raise ReplyBroken(f"the reply broke off: {error}") from None
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def collect(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
+    """The first bytes of a body, and whether they are all of it. What breaks off here breaks off again later."""
+    parts: list[bytes] = []
+    size_bytes = 0
+    try:
+        while size_bytes < _COLLECTED_BYTES:
+            piece = await response.content.readany()
+            if not piece:
+                return b"".join(parts), True
+            parts.append(piece)
+            size_bytes += len(piece)
+    except BROKEN:
+        pass
+    return b"".join(parts), False
+
+
+def _has_length(headers: Iterable[Header]) -> bool:
+    return any(name == b"content-length" for name, _ in headers)

@@ -1,0 +1,216 @@
+"""The training server of `--training-upstream`, as the routes of one worker reach it.
+
+Nothing is sent to it twice. A request that it cannot have received is a 503, one that it may have executed a 502: the
+SDK repeats both after a pause, with the same sequence number, as it would without a gateway in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+import msgspec
+from multidict import CIMultiDict
+from yarl import URL
+
+from shared.core.errors import BadRequest, UpstreamBroke, UpstreamUnavailable
+from shared.core.faults import FaultClass
+from shared.wire import passing
+from workers.passing.relay import BROKEN, body_pieces, relay, while_connected
+from workers.upstream.forwarder import fault_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import aiohttp
+    from shared.http.request import Request
+    from starlette.types import Send
+
+    from shared.wire.passing import Header
+
+log = logging.getLogger(__name__)
+
+# Sessions and promises are some hundred bytes. What is read whole must not fill the worker.
+_LARGEST_ANSWER_BYTES: Final = 1024 * 1024
+# Below the 60 s that the SDK waits for these.
+ANSWER_S: Final = 55.0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A whole answer of the training server; `headers` are those that the client may have."""
+
+    status: int
+    headers: list[Header]
+    body: bytes = field(repr=False)
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One request to the training server."""
+
+    method: str
+    target: URL
+    headers: CIMultiDict[str]
+    body: bytes | AsyncIterator[bytes] | None = field(repr=False)
+
+
+class Trainer:
+    """`api_key` is the operator's, sent in place of the client's own; `forward_key` sends that one."""
+
+    def __init__(
+        self, base_url: str, session: aiohttp.ClientSession, *, api_key: str | None = None, forward_key: bool = False
+    ) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._session = session
+        self._api_key = api_key
+        self._forward_key = forward_key
+        self._held: set[asyncio.Timeout] = set()
+        self.in_flight = 0
+
+    # -- requests
+
+    def as_it_comes(self, request: Request) -> Outgoing:
+        """The client's request, whose body is still to be received. Raises `BadRequest`."""
+        arriving = request.scope()["headers"]
+        has_body = not {b"content-length", b"transfer-encoding"}.isdisjoint(name for name, _ in arriving)
+        body = body_pieces(request.receive) if has_body else None
+        return Outgoing(request.scope()["method"], self._target(request), self._headers(request), body)
+
+    def whole(self, request: Request, body: bytes | None = None) -> Outgoing:
+        """The client's request with a body that is here: its own unless another is given. Raises `BadRequest`.
+
+        The answer is asked for without compression: it is for us to read.
+        """
+        headers = self._headers(request, b"content-length", b"content-encoding", b"accept-encoding")
+        sent = request.body if body is None else body
+        return Outgoing(request.scope()["method"], self._target(request), headers, sent)
+
+    def sampler(self, request: Request, sampler_id: str) -> Outgoing:
+        """What a sampling session of the trainer samples from, asked in the name of the client."""
+        target = URL(f"{self._base_url}/api/v1/samplers/{quote(sampler_id, safe=':')}", encoded=True)
+        headers = self._headers(request, b"content-length", b"content-type", b"content-encoding", b"accept-encoding")
+        return Outgoing("GET", target, headers, None)
+
+    def weights(self, request: Request, path: str) -> Outgoing:
+        """What is known of saved weights, asked in the name of the client."""
+        target = URL(f"{self._base_url}/api/v1/weights_info", encoded=True)
+        headers = self._headers(request, b"content-length", b"content-encoding", b"accept-encoding")
+        return Outgoing("POST", target, headers, msgspec.json.encode({"tinker_path": path}))
+
+    def _target(self, request: Request) -> URL:
+        scope = request.scope()
+        path, query = scope["raw_path"], scope["query_string"]
+        if not passing.is_plain_target(path, query):
+            raise BadRequest("the request's path is not plain: no dot segments, and nothing but visible ASCII")
+        target = self._base_url + path.decode()
+        return URL(f"{target}?{query.decode()}" if query else target, encoded=True)
+
+    def _headers(self, request: Request, *left_out: bytes) -> CIMultiDict[str]:
+        arriving = request.scope()["headers"]
+        kept = passing.without(passing.to_trainer(arriving), *left_out)
+        headers = CIMultiDict((name.decode(), value.decode()) for name, value in kept)
+        key = self._api_key or (passing.api_key(arriving) if self._forward_key else None)
+        if key is not None:
+            headers["X-API-Key"] = key
+        return headers
+
+    # -- exchanges
+
+    @asynccontextmanager
+    async def exchange(self, outgoing: Outgoing) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The reply, its body still to be read; the connection is closed with the block unless it was read whole.
+
+        Raises `UpstreamUnavailable`, `UpstreamBroke`.
+        """
+        self.in_flight += 1
+        try:
+            response = await self._open(outgoing)
+            try:
+                yield response
+            finally:
+                response.close()
+        finally:
+            self.in_flight -= 1
+
+    async def _open(self, outgoing: Outgoing) -> aiohttp.ClientResponse:
+        try:
+            return await self._session.request(
+                outgoing.method, outgoing.target, headers=outgoing.headers, data=outgoing.body, allow_redirects=False
+            )
+        except BROKEN as error:
+            raise _trouble(error) from None
+
+    async def pass_on(self, request: Request, outgoing: Outgoing, send: Send) -> None:
+        """The reply as it comes. Raises as `exchange` before it has sent anything, `ClientGone` and `ReplyBroken`."""
+        async with while_connected(request.connection), self.exchange(outgoing) as response:
+            await relay(response, self.headers_for_client(response), send)
+
+    async def ask(self, request: Request, outgoing: Outgoing, timeout_s: float = ANSWER_S) -> Told:
+        """The whole answer. Raises as `exchange`, and `ClientGone`."""
+        try:
+            async with while_connected(request.connection), asyncio.timeout(timeout_s):
+                async with self.exchange(outgoing) as response:
+                    return await self.told(response)
+        except TimeoutError:
+            raise UpstreamBroke(f"the training server did not answer within {timeout_s:g} s") from None
+
+    async def told(self, response: aiohttp.ClientResponse) -> Told:
+        """The rest of a reply, read whole. Raises `UpstreamBroke`."""
+        body = bytearray()
+        try:
+            while len(body) <= _LARGEST_ANSWER_BYTES and (piece := await response.content.readany()):
+                body += piece
+        except BROKEN as error:
+            raise _trouble(error) from None
+        if len(body) > _LARGEST_ANSWER_BYTES:
+            raise UpstreamBroke("the training server's answer is larger than any answer to this request should be")
+        return Told(response.status, passing.without(self.headers_for_client(response), b"content-length"), bytes(body))
+
+    def headers_for_client(self, response: aiohttp.ClientResponse) -> list[Header]:
+        return [
+            (name, passing.redirect_for_client(value, self._base_url) if name == b"location" else value)
+            for name, value in passing.to_client(response.raw_headers)
+        ]
+
+    # -- polls
+
+    @asynccontextmanager
+    async def held(self, hold_s: float) -> AsyncIterator[asyncio.Timeout]:
+        """The block raises `TimeoutError` after `hold_s`, and when this worker drains."""
+        async with asyncio.timeout(hold_s) as timeout:
+            self._held.add(timeout)
+            try:
+                yield timeout
+            finally:
+                self._held.discard(timeout)
+
+    def release(self, held: asyncio.Timeout) -> None:
+        """Its result has begun to arrive: it is sent to its end."""
+        held.reschedule(None)
+        self._held.discard(held)
+
+    def send_back(self) -> None:
+        """End every held poll now."""
+        for timeout in list(self._held):
+            timeout.reschedule(0.0)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def _trouble(error: BaseException) -> UpstreamUnavailable | UpstreamBroke:
+    """What became of a request, in words that name no address behind us; the log has those."""
+    fault = fault_of(error, "training server")
+    log.debug("training server failed", extra={"error": fault.message})
+    if fault.kind is FaultClass.NEVER_EXECUTED:
+        return UpstreamUnavailable("the training server cannot be reached; send it again later")
+    return UpstreamBroke("the training server did not answer; send it again later")

@@ -1,0 +1,175 @@
+"""Sampling sessions as this worker knows them: rebuilt from their ids, kept alive by what their clients do.
+
+Nothing here is the truth. A sampling session is what its id says (`shared/core/ids.py`); whether its client session is
+alive is in the store, and is cached here between two visits of the housekeeping (`workers/duties/duties.py`), which
+writes down the signs of life that were noted in between.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from shared.core import ids
+from shared.core.admission import refuse_session
+from shared.core.errors import NotFound, Overloaded, SessionFinished
+from shared.store.contract import SessionState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.clock import Clock
+    from shared.core.callers import Caller
+    from shared.core.model import SamplingSession
+    from shared.store.contract import SessionInfo, Store
+
+# Parsing costs 10 us; the cache holds more sampling sessions than a worker sees in an hour, at 1 KB each.
+_PARSED_MAX: Final = 20_000
+# A session nobody has used for this long is looked up again; bounds the cache in time.
+_FORGET_AFTER_S: Final = 600.0
+
+
+@dataclass(slots=True)
+class _Known:
+    used_s: float
+    looked_up: bool = False
+    finished: bool = False
+    seen_ms: int = 0
+
+
+class Sessions:
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._parsed: OrderedDict[tuple[str, bytes], SamplingSession] = OrderedDict()
+        # The longest unused first, so that forgetting looks at no other.
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._noted: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, sampling_session_id: str, caller: Caller) -> SamplingSession | None:
+        """The sampling session that the id describes, if it is the caller's."""
+        cache_key = (sampling_session_id, caller.secret)
+        session = self._parsed.get(cache_key)
+        if session is not None:
+            return session
+        session = ids.parse_sampling_session(sampling_session_id, caller.secret)
+        if session is not None:
+            self._parsed[cache_key] = session
+            if len(self._parsed) > _PARSED_MAX:
+                self._parsed.popitem(last=False)
+        return session
+
+    def get(self, sampling_session_id: str, caller: Caller) -> SamplingSession:
+        """Raises `NotFound`; what is not the caller's does not exist."""
+        session = self.find(sampling_session_id, caller)
+        if session is None:
+            raise NotFound("there is no such sampling session")
+        return session
+
+    async def open(self, session_id: str, caller: Caller, timeout_s: float) -> None:
+        """Begin a session of the caller's, within the number that its key may have at a time, on all hosts together.
+
+        Those that were finished, or gave no sign of life for `timeout_s`, do not count. Raises `Overloaded`,
+        `StoreError`.
+        """
+        await self.require_alive(session_id)
+        if caller.limits.max_sessions is None:
+            return
+        # Entered before it is counted: of two that race for the last place none gets in unseen.
+        tag = ids.owner_tag(caller.secret)
+        await self._store.enter_session(tag, session_id)
+        others = await self._living_others(tag, session_id, timeout_s)
+        if rejection := refuse_session(others, caller.limits.max_sessions):
+            await self._store.drop_sessions(tag, [session_id])
+            raise Overloaded(rejection.reason, rejection.message)
+
+    async def require_room(self, caller: Caller, timeout_s: float) -> None:
+        """Whether the caller may open a session that another server is about to make. Raises as `open`.
+
+        Of several that race for the last place all get in: what that server has made cannot be taken back.
+        """
+        if caller.limits.max_sessions is not None:
+            others = await self._living_others(ids.owner_tag(caller.secret), "", timeout_s)
+            if rejection := refuse_session(others, caller.limits.max_sessions):
+                raise Overloaded(rejection.reason, rejection.message)
+
+    async def enter(self, session_id: str, caller: Caller) -> None:
+        """Begin a session that another server has made. Raises `StoreError` where it could not be written down."""
+        self.note(session_id)
+        await self.touch(session_id)
+        if caller.limits.max_sessions is not None:
+            await self._store.enter_session(ids.owner_tag(caller.secret), session_id)
+
+    async def _living_others(self, tag: str, session_id: str, timeout_s: float) -> int:
+        names = [name for name in await self._store.sessions_of(tag) if name != session_id]
+        infos = await self._store.session_infos(names)
+        since_ms = self._clock.wall_ms() - timeout_s * 1000
+        over = [
+            name
+            for name, info in zip(names, infos, strict=True)
+            if info.state is not SessionState.ALIVE or info.seen_ms < since_ms
+        ]
+        await self._store.drop_sessions(tag, over)
+        return len(names) - len(over)
+
+    async def require_alive(self, session_id: str) -> None:
+        """Note a sign of life of a session that is about to submit.
+
+        Raises `SessionFinished`, or `StoreError` when this worker sees the session for the first time and the store
+        does not answer.
+        """
+        known = self.note(session_id)
+        if not known.looked_up:
+            await self.touch(session_id)
+        if known.finished:
+            raise SessionFinished("this session was finished")
+
+    def note(self, session_id: str) -> _Known:
+        """A sign of life that needs no answer: a poll."""
+        known = self._known.get(session_id) or self._of(session_id)
+        known.used_s = self._clock.monotonic_s()
+        self._known.move_to_end(session_id)
+        self._noted[session_id] = None
+        return known
+
+    async def touch(self, session_id: str) -> bool:
+        """Write a sign of life to the store now; True while the session is not finished. Raises `StoreError`."""
+        self.learn(session_id, await self._store.touch_session(session_id, self._clock.wall_ms()))
+        return not self._of(session_id).finished
+
+    def learn(self, session_id: str, info: SessionInfo) -> None:
+        """Take over what the store says; finished is for good."""
+        known = self._of(session_id)
+        known.looked_up = True
+        known.finished = known.finished or info.state is SessionState.FINISHED
+        known.seen_ms = max(known.seen_ms, info.seen_ms)
+
+    def mark_finished(self, session_id: str) -> None:
+        self._of(session_id).finished = True
+
+    def seen_ms(self, session_id: str) -> int:
+        known = self._known.get(session_id)
+        return known.seen_ms if known is not None else 0
+
+    def take_noted(self) -> list[str]:
+        """The sessions with a sign of life since the last call; forgets those that are long unused."""
+        noted, self._noted = list(self._noted), {}
+        unused_since_s = self._clock.monotonic_s() - _FORGET_AFTER_S
+        while self._known and next(iter(self._known.values())).used_s < unused_since_s:
+            self._known.popitem(last=False)
+        return noted
+
+    def return_noted(self, session_ids: Sequence[str]) -> None:
+        """Their signs of life could not be written: keep them for the next time."""
+        for session_id in session_ids:
+            self.note(session_id)
+
+    def _of(self, session_id: str) -> _Known:
+        known = self._known.get(session_id)
+        if known is None:
+            known = self._known[session_id] = _Known(self._clock.monotonic_s())
+        return known

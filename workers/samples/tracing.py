@@ -1,0 +1,128 @@
+"""A span for each sample, and one for each request that it takes upstream, for OpenTelemetry.
+
+Imported with --otel-endpoint only: the libraries are those of the extra `otel`, and a sample without spans costs
+nothing. A sample's span is a child of the client's, whose `traceparent` came with the submission; the upstream gets
+that of the request's span. Attributes name and count, they never hold a prompt, a token or a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from shared.core.faults import Fault
+from shared.core.lifecycle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from yarl import URL
+
+    from shared.wire.json_arrays import Body
+    from workers.samples.live import Ending, Executes, Running
+    from workers.upstream.forwarder import Forwarder
+    from workers.upstream.upstream import Upstream
+
+_NAME: Final = "tinker-sampling-gateway"
+_CONTEXT: Final = TraceContextTextMapPropagator()
+# Spans that are not sent by then end with the worker: a collector that is away holds up no stop.
+_FLUSH_S: Final = 3.0
+_BAD: Final = (State.FAILED, State.ORPHANED)
+
+
+class Tracing:
+    """`provider` makes the spans of one worker. Sampling is OpenTelemetry's own: OTEL_TRACES_SAMPLER."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer(_NAME)
+
+    def executor(self, inner: Executes) -> Executes:
+        return _TracedExecutor(inner, self)
+
+    def forwarder(self, inner: Forwarder) -> Forwarder:
+        # It passes on all that it does not trace.
+        return cast("Forwarder", _TracedForwarder(inner, self))
+
+    @contextmanager
+    def span(self, name: str, kind: SpanKind, parent: str | None, attributes: Mapping[str, Any]) -> Iterator[Any]:
+        """`parent`: a traceparent from outside; without one, the span that is under way in this task."""
+        context = _CONTEXT.extract({"traceparent": parent}) if parent is not None else None
+        with self._tracer.start_as_current_span(name, context, kind, dict(attributes)) as span:
+            yield span
+
+    def traceparent(self) -> str | None:
+        """Of the span that is under way in this task."""
+        carrier: dict[str, str] = {}
+        _CONTEXT.inject(carrier)
+        return carrier.get("traceparent")
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._provider.force_flush, int(_FLUSH_S * 1000))
+        await asyncio.to_thread(self._provider.shutdown)
+
+
+class _TracedExecutor:
+    def __init__(self, inner: Executes, tracing: Tracing) -> None:
+        self._inner = inner
+        self._tracing = tracing
+
+    async def execute(self, running: Running) -> Ending:
+        with self._tracing.span("sample", SpanKind.SERVER, running.trace, _attributes(running)) as span:
+            running.trace = self._tracing.traceparent()
+            try:
+                ending = await self._inner.execute(running)
+            except asyncio.CancelledError:
+                stop = running.ending()
+                span.set_attribute("gateway.outcome", stop.state.name.lower() if stop is not None else "given_up")
+                raise
+            span.set_attribute("gateway.outcome", ending.state.name.lower())
+            if ending.state in _BAD:
+                span.set_status(StatusCode.ERROR)
+            return ending
+
+
+class _TracedForwarder:
+    def __init__(self, inner: Forwarder, tracing: Tracing) -> None:
+        self._inner = inner
+        self._tracing = tracing
+
+    async def post(
+        self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str], party: bytes = b""
+    ) -> Body | Fault:
+        attributes = {"server.address": upstream.url, "gateway.upstream_request_id": headers.get("X-Request-Id", "")}
+        with self._tracing.span("upstream request", SpanKind.CLIENT, None, attributes) as span:
+            if (traceparent := self._tracing.traceparent()) is not None:
+                headers = {**headers, "traceparent": traceparent}
+            reply = await self._inner.post(upstream, url, body, headers, party)
+            if isinstance(reply, Fault):
+                span.set_attribute("error.type", reply.kind.value)
+                span.set_status(StatusCode.ERROR)
+            return reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _attributes(running: Running) -> dict[str, Any]:
+    return {
+        "gateway.request_id": running.request_id,
+        "gen_ai.request.model": running.target.upstream_name,
+        "gen_ai.request.choice.count": running.spec.num_samples,
+        "gateway.prompt_bytes": len(running.spec.prompt),
+    }
+
+
+def open_tracing(endpoint: str, slot: int) -> Tracing:
+    """To a collector at `endpoint`, by OTLP over HTTP."""
+    provider = TracerProvider(resource=Resource.create({"service.name": _NAME, "gateway.slot": slot}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint.rstrip("/") + "/v1/traces")))
+    return Tracing(provider)

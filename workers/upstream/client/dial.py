@@ -1,0 +1,203 @@
+"""Opening a connection: names to addresses, one address after the other, TLS where the URL says so."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+import ssl
+import time
+from collections import deque
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shared.core.faults import BreakKind
+from shared.loop.turns import Turns
+from workers.upstream.client.port import Broken
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiohttp.connector import AddrInfoType
+
+    from workers.upstream.client.connection import UpstreamConnection
+
+    SocketFactory = Callable[[AddrInfoType], socket.socket]
+    Resolve = Callable[[str, int], Awaitable[list[AddrInfoType]]]
+
+# As long as aiohttp keeps them here: a router that moved is found within half a minute.
+_NAMES_KEPT_S: Final = 30.0
+
+# Each is some 0.1 ms in all. Thousands at once, when a wave of samples is submitted, would keep the loop for seconds.
+_DIALS_PER_TURN: Final = 16
+# Linux looks for a port among every second one of its range first. With more than half of them in use towards one
+# upstream it looks at thousands: a `connect` then takes 0.5 to 1 ms of CPU, in place of 0.03 (docs/upstream.md).
+_DEAR_S: Final = 0.0003
+
+# What `connect` of a socket that does not block says.
+_UNDER_WAY: Final = frozenset({errno.EINPROGRESS, errno.EINTR})
+
+
+class Origin(NamedTuple):
+    """Where connections go; `tls` of a URL with https."""
+
+    tls: bool
+    host: str
+    port: int
+
+
+class Names:
+    """Addresses by name. Asked for once for all who wait, kept a while, and taken in turn."""
+
+    def __init__(self, resolve: Resolve, now_s: Callable[[], float]) -> None:
+        self._resolve = resolve
+        self._now_s = now_s
+        self._known: dict[tuple[str, int], tuple[float, deque[AddrInfoType]]] = {}
+        self._asking: dict[tuple[str, int], asyncio.Future[list[AddrInfoType]]] = {}
+
+    async def addresses(self, host: str, port: int) -> list[AddrInfoType]:
+        """Raises `OSError` when nobody knows the name."""
+        name = (host, port)
+        until_s, known = self._known.get(name, (0.0, deque()))
+        if self._now_s() >= until_s:
+            known = deque(await self._ask(name))
+            self._known[name] = (self._now_s() + _NAMES_KEPT_S, known)
+        # A service with several addresses shares its connections out among them.
+        known.rotate(-1)
+        return list(known)
+
+    async def _ask(self, name: tuple[str, int]) -> list[AddrInfoType]:
+        asking = self._asking.get(name)
+        if asking is None:
+            asking = self._asking[name] = asyncio.ensure_future(self._resolve(*name))
+            asking.add_done_callback(lambda _: self._asking.pop(name))
+        return await asyncio.shield(asking)
+
+
+class Dialler:
+    """Opens connections, each within `timeout_s`: names, addresses and TLS together."""
+
+    def __init__(
+        self,
+        make_socket: SocketFactory,
+        family: socket.AddressFamily,
+        timeout_s: float,
+        tls: Callable[[], ssl.SSLContext],
+        resolve: Resolve | None = None,
+        cpu_s: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`family`: of the addresses that can be reached. `tls` is asked at each connection that needs it. `resolve`
+        stands in for the system's name service, `cpu_s` for this thread's CPU clock.
+        """
+        self._make_socket = make_socket
+        self._family = family
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._turns = Turns(_DIALS_PER_TURN)
+        self._cpu_s = cpu_s
+        self._loop = asyncio.get_running_loop()
+        self._names = Names(resolve or self._ask_the_system, self._loop.time)
+
+    async def dial(
+        self, origin: Origin, made: Callable[[], UpstreamConnection], party: bytes = b""
+    ) -> UpstreamConnection:
+        """A connection for `party`, as of `FairLine`, that `made` makes the protocol of. Raises `Broken`."""
+        # Whoever waits for its turn is not waiting for the upstream: the deadline begins after it.
+        await self._turns.take(party)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._first_of(await self._addresses(origin), origin, made)
+        except TimeoutError as error:
+            raise Broken(BreakKind.CONNECT_TIMEOUT, str(error), error.errno) from None
+
+    async def _addresses(self, origin: Origin) -> list[AddrInfoType]:
+        literal = _literal(origin.host, origin.port)
+        if literal is not None:
+            return [literal]
+        try:
+            return await self._names.addresses(origin.host, origin.port)
+        except (OSError, UnicodeError) as error:
+            # The second for what cannot be put to a name service at all.
+            raise Broken(BreakKind.DNS, str(error), getattr(error, "errno", None)) from None
+
+    async def _first_of(
+        self, addresses: list[AddrInfoType], origin: Origin, made: Callable[[], UpstreamConnection]
+    ) -> UpstreamConnection:
+        errors: list[OSError] = []
+        for address in addresses:
+            try:
+                return await self._connect(address, origin, made)
+            except ssl.SSLError as error:
+                raise Broken(BreakKind.TLS, str(error)) from None
+            except TimeoutError:
+                raise
+            except OSError as error:
+                # Its traceback holds this frame, which holds the list: a circle.
+                errors.append(error.with_traceback(None))
+        raise Broken(BreakKind.CONNECT_REFUSED, "; ".join(map(str, errors)), _common_errno(errors))
+
+    async def _connect(
+        self, address: AddrInfoType, origin: Origin, made: Callable[[], UpstreamConnection]
+    ) -> UpstreamConnection:
+        opened = self._make_socket(address)
+        try:
+            await self._reach(opened, address[4])
+            _, connection = await self._loop.create_connection(
+                made,
+                sock=opened,
+                ssl=self._tls() if origin.tls else None,
+                server_hostname=origin.host if origin.tls else None,
+            )
+        except BaseException:
+            opened.close()
+            raise
+        connection.socket = opened
+        return connection
+
+    async def _reach(self, opened: socket.socket, where: tuple[str, int] | tuple[str, int, int, int]) -> None:
+        """As the loop's `sock_connect`, which asks for addresses of addresses: a third of what a dial costs.
+
+        Raises `OSError`.
+        """
+        started_s = self._cpu_s()
+        number = opened.connect_ex(where)
+        self._turns.per_turn = 1 if self._cpu_s() - started_s >= _DEAR_S else _DIALS_PER_TURN
+        if number in _UNDER_WAY:
+            ended = self._loop.create_future()
+            self._loop.add_writer(opened, _wake, ended)
+            try:
+                await ended
+            finally:
+                self._loop.remove_writer(opened)
+            number = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            raise OSError(number, f"Connect call failed {where}")
+
+    async def _ask_the_system(self, host: str, port: int) -> list[AddrInfoType]:
+        found = await self._loop.getaddrinfo(host, port, family=self._family, type=socket.SOCK_STREAM)
+        return list(found)
+
+
+# The operator's upstreams: few, and each dialled for every sample of a wave.
+@lru_cache(maxsize=256)
+def _literal(host: str, port: int) -> AddrInfoType | None:
+    """An address that needs no asking."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if address.version == 4:
+        return socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port)
+    return socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port, 0, 0)
+
+
+def _wake(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
+def _common_errno(errors: list[OSError]) -> int | None:
+    """A name is refused when all its addresses refuse."""
+    numbers = {error.errno for error in errors}
+    return numbers.pop() if len(numbers) == 1 else None

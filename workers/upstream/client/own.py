@@ -1,0 +1,278 @@
+"""The samples' way out: an HTTP/1.1 client that does what forwarding needs, and nothing else.
+
+aiohttp's client costs 2.5 to 2.9 times as much CPU (docs/performance.md), a fifth of a whole small sample's;
+everything else that goes out (questions, what is passed through) is aiohttp's. Both take their sockets from the
+connector's factory.
+
+A connection counts against the limits from before it is opened until it has ended. Who finds no room waits, for each
+origin in a line of its own, in which keys take turns; a connection that becomes free goes to whoever waits before it
+becomes idle. Where the limit on all connections is what keeps an origin waiting, another closes an idle one for it, or
+one of its share; a place that is free goes to origins in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from shared.core.faults import BreakKind
+from shared.loop.turns import FairLine
+from shared.loop.watchlist import Watchlist
+from workers.upstream.client.connection import UpstreamConnection
+from workers.upstream.client.port import Broken
+
+if TYPE_CHECKING:
+    from workers.upstream.client.dial import Dialler, Origin
+    from workers.upstream.client.port import Exchange, Reply
+
+# How often deadlines are looked at, as a share of the shortest of them: a keep-alive of 4 s ends before vLLM's 5.0 s.
+_SWEEPS_PER_DEADLINE: Final = 8
+_SWEEP_AT_MOST_S: Final = 1.0
+_SWEPT_AT_ONCE: Final = 500
+# In one system call, of what is not read into its place.
+_READ_BYTES: Final = 256 * 1024
+
+
+class _Pool:
+    """The connections to one origin."""
+
+    __slots__ = ("idle", "open", "origin", "waiting")
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        # Opened, or being opened.
+        self.open = 0
+        # In the order in which they became idle; the value is the loop's time of that.
+        self.idle: dict[UpstreamConnection, float] = {}
+        # Each gets a connection, or None for the right to open one.
+        self.waiting: FairLine[asyncio.Future[UpstreamConnection | None]] = FairLine()
+
+
+class UpstreamClient:
+    def __init__(
+        self,
+        dialler: Dialler,
+        *,
+        limit: int,
+        limit_per_origin: int,
+        keep_alive_s: float,
+        read_timeout_s: float,
+        largest_reply_bytes: int,
+    ) -> None:
+        """Limits of 0 are none. `read_timeout_s`: between two reads; with vLLM's single reply, of a generation."""
+        self._dialler = dialler
+        self._limit = limit
+        self._limit_per_origin = limit_per_origin
+        self._keep_alive_s = keep_alive_s
+        self._largest_reply_bytes = largest_reply_bytes
+        self._loop = asyncio.get_running_loop()
+        self._scratch = memoryview(bytearray(_READ_BYTES))
+        # In the order of their next turns at a place that the limit on all connections leaves.
+        self._pools: OrderedDict[Origin, _Pool] = OrderedDict()
+        self._open = 0
+        # Of these, how many were closed for another origin and have not ended yet.
+        self._making_room: set[UpstreamConnection] = set()
+        self._connections: set[UpstreamConnection] = set()
+        self._reading: Watchlist[UpstreamConnection] = Watchlist(read_timeout_s)
+        self._sweep_s = min(_SWEEP_AT_MOST_S, min(keep_alive_s, read_timeout_s) / _SWEEPS_PER_DEADLINE)
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        idle = sum(len(pool.idle) for pool in self._pools.values())
+        waiting = sum(len(pool.waiting) for pool in self._pools.values())
+        return f"<UpstreamClient {self._open} open, {idle} idle, {waiting} waiting>"
+
+    async def send(self, origin: Origin, head: bytes, body: bytes, exchange: Exchange) -> Reply:
+        """One request, whose head and body these are, and its reply.
+
+        Raises `Broken`. Cancelling closes the connection.
+        """
+        pool = self._pools.get(origin) or self._pools.setdefault(origin, _Pool(origin))
+        connection = self._idle(pool) or await self._opened(pool, exchange.party)
+        reply = connection.start(head, body)
+        exchange.sent(reply)
+        self._reading.add(connection, self._loop.time())
+        self._sweep_later()
+        try:
+            return await reply
+        finally:
+            self._reading.discard(connection)
+            self._give_back(pool, connection)
+
+    def close(self) -> None:
+        """End all connections. Nothing may be sent any more."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._connections):
+            connection.fail(Broken(BreakKind.RESET_BEFORE_STATUS, "the gateway stops"))
+
+    # -- getting a connection
+
+    def _idle(self, pool: _Pool) -> UpstreamConnection | None:
+        """The one that was used last: those beneath it may age until they are closed."""
+        now_s = self._loop.time()
+        while pool.idle:
+            connection, since_s = pool.idle.popitem()
+            # A POST that meets a closing connection is lost, which is worth a system call to find out before.
+            if now_s - since_s < self._keep_alive_s and connection.is_open and not connection.has_news():
+                return connection
+            connection.abort()
+        return None
+
+    async def _opened(self, pool: _Pool, party: bytes) -> UpstreamConnection:
+        if pool.waiting or not self._has_room(pool):
+            handed = await self._handed(pool, party)
+            if handed is not None:
+                return handed
+        else:
+            self._count(pool, 1)
+        try:
+            connection = await self._dialler.dial(pool.origin, partial(self._make, pool), party)
+            if not connection.is_open:
+                raise Broken(BreakKind.CLOSED_BEFORE_WRITE)
+        except BaseException:
+            self._freed(pool)
+            raise
+        # From here on its place is free when it has ended, and not before.
+        self._connections.add(connection)
+        return connection
+
+    async def _handed(self, pool: _Pool, party: bytes) -> UpstreamConnection | None:
+        """A connection that somebody gave back, or None for a place to open one at."""
+        while True:
+            waiter: asyncio.Future[UpstreamConnection | None] = self._loop.create_future()
+            pool.waiting.add(party, waiter)
+            self._close_idle()
+            try:
+                connection = await waiter
+            except asyncio.CancelledError:
+                pool.waiting.discard(party, waiter)
+                if waiter.done() and not waiter.cancelled():
+                    # It was given in the turn in which we were cancelled: somebody else waits for it.
+                    self._refuse(pool, waiter.result())
+                raise
+            if connection is None or connection.is_open:
+                return connection
+
+    def _refuse(self, pool: _Pool, given: UpstreamConnection | None) -> None:
+        if given is not None:
+            self._give_back(pool, given)
+        else:
+            self._freed(pool)
+
+    def _make(self, pool: _Pool) -> UpstreamConnection:
+        return UpstreamConnection(self._loop, self._scratch, self._largest_reply_bytes, partial(self._lost, pool))
+
+    # -- giving it back
+
+    def _give_back(self, pool: _Pool, connection: UpstreamConnection) -> None:
+        if not connection.is_reusable:
+            # Its place is free when it has ended: `_lost`.
+            connection.abort()
+        elif self._owes_place(pool):
+            self._make_room(pool, connection)
+        elif (waiter := _first(pool.waiting)) is not None:
+            waiter.set_result(connection)
+        else:
+            pool.idle[connection] = self._loop.time()
+            self._sweep_later()
+
+    def _lost(self, pool: _Pool, connection: UpstreamConnection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._making_room.discard(connection)
+            pool.idle.pop(connection, None)
+            self._freed(pool)
+
+    def _freed(self, pool: _Pool) -> None:
+        """A place for a connection is free: for who waits for this origin, or for another where that was all."""
+        self._count(pool, -1)
+        for other in self._pools.values() if self._limit else (pool,):
+            if self._has_room(other) and (waiter := _first(other.waiting)) is not None:
+                self._count(other, 1)
+                waiter.set_result(None)
+                self._pools.move_to_end(other.origin)
+                # Who waited for the limit of its origin may wait for the other one now.
+                self._close_idle()
+                return
+
+    def _has_room(self, pool: _Pool) -> bool:
+        return (not self._limit or self._open < self._limit) and self._own_room(pool) > 0
+
+    def _own_room(self, pool: _Pool) -> int:
+        """By the limit of its origin alone."""
+        return self._limit_per_origin - pool.open if self._limit_per_origin else 1 + len(pool.waiting)
+
+    # -- between origins, where the limit on all connections is reached
+
+    def _close_idle(self) -> None:
+        """The oldest, if another origin waits for nothing but its place."""
+        if not self._limit or self._open < self._limit:
+            return
+        resting = [pool for pool in self._pools.values() if pool.idle]
+        oldest = min(resting, key=lambda pool: next(iter(pool.idle.values())), default=None)
+        if oldest is not None and self._owes_place(oldest):
+            self._make_room(oldest, next(iter(oldest.idle)))
+
+    def _owes_place(self, pool: _Pool) -> bool:
+        """Whether others wait for more places than are coming free, and `pool` has more than its share of them.
+
+        Without a queue of its own it needs none. With one it owes as many as make both even, and one to who has none.
+        """
+        if not self._limit or self._open < self._limit:
+            return False
+        owed = 0
+        for other in self._pools.values():
+            if other is not pool and other.waiting:
+                wanted = min(len(other.waiting), self._own_room(other))
+                share = max(int(not other.open), (pool.open - other.open) // 2) if pool.waiting else wanted
+                owed += max(0, min(wanted, share))
+        return owed > len(self._making_room)
+
+    def _make_room(self, pool: _Pool, connection: UpstreamConnection) -> None:
+        pool.idle.pop(connection, None)
+        self._making_room.add(connection)
+        self._pools.move_to_end(pool.origin)
+        connection.abort()
+
+    def _count(self, pool: _Pool, change: int) -> None:
+        pool.open += change
+        self._open += change
+
+    # -- deadlines
+
+    def _sweep_later(self) -> None:
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(self._sweep_s, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeper = None
+        now_s = self._loop.time()
+        for connection in self._reading.take_overdue(now_s, _SWEPT_AT_ONCE):
+            connection.fail(Broken(BreakKind.READ_TIMEOUT))
+        for pool in self._pools.values():
+            self._close_aged(pool, now_s)
+        if self._reading or any(pool.idle for pool in self._pools.values()):
+            self._sweep_later()
+
+    def _close_aged(self, pool: _Pool, now_s: float) -> None:
+        while pool.idle:
+            connection = next(iter(pool.idle))
+            # Until the next sweep it must not become too old.
+            if now_s - pool.idle[connection] < self._keep_alive_s - self._sweep_s:
+                return
+            del pool.idle[connection]
+            connection.abort()
+
+
+def _first(
+    waiting: FairLine[asyncio.Future[UpstreamConnection | None]],
+) -> asyncio.Future[UpstreamConnection | None] | None:
+    """Whose turn it is, and who has not gone away."""
+    while waiting:
+        waiter = waiting.take()
+        if not waiter.done():
+            return waiter
+    return None

@@ -1,0 +1,172 @@
+"""The worker's ways out, all from the slot's own source IP: our own client for samples, aiohttp for everything else.
+
+Why the settings are as they are:
+
+- The source address is bound with IP_BIND_ADDRESS_NO_PORT, so that the kernel picks the port at connect, per
+  destination: 28,000 connections per (source IP, upstream) instead of per source IP. `local_addr` binds too early.
+- Idle connections are closed before vLLM closes them (uvicorn's 5.0 s): a POST that meets a closing connection is lost.
+- No total deadline: a generation may take half an hour. Waiting for a free connection is charged to nobody.
+- No cookies, no proxies from the environment, no redirects, no decompression, no DNS of IP literals.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import ssl
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from shared.core import ports
+from shared.core.result import LARGEST_RESULT_BYTES
+from workers.upstream.client.dial import Dialler
+from workers.upstream.client.own import UpstreamClient
+
+if TYPE_CHECKING:
+    from aiohttp.connector import AddrInfoType
+
+    from shared.config import Settings
+    from workers.upstream.client.dial import Resolve
+
+# linux/in.h; the socket module has no name for it before 3.12.
+_IP_BIND_ADDRESS_NO_PORT: Final = getattr(socket, "IP_BIND_ADDRESS_NO_PORT", 24)
+# One for each upstream of a large installation; the reserve of the ports has room for them.
+_PROBES_AT_ONCE: Final = 64
+_PORT_RANGE_FILE: Final = "/proc/sys/net/ipv4/ip_local_port_range"
+
+
+class BoundSocketFactory:
+    """Makes sockets that will leave from `source_ip`; its port is left to `connect`."""
+
+    def __init__(self, source_ip: str) -> None:
+        self._source_ip = source_ip
+        self._family = socket.AF_INET6 if ":" in source_ip else socket.AF_INET
+
+    def __call__(self, address: AddrInfoType) -> socket.socket:
+        made = unbound_socket(address)
+        try:
+            if made.family == self._family:
+                made.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+                made.bind((self._source_ip, 0))
+        except OSError:
+            made.close()
+            raise
+        return made
+
+
+def unbound_socket(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    return made
+
+
+def connection_limits(settings: Settings) -> tuple[int, int]:
+    """Connections this worker may have open at once, in all and to one upstream; 0 is no limit.
+
+    The automatic values are what one source IP can really open: above them requests wait in the connector instead of
+    failing with EADDRNOTAVAIL. Ports are spent per upstream: when one of two rests, the other has no more than before.
+    """
+    if settings.max_connections is not None:
+        return settings.max_connections, 0
+    port_range, sharing = _ephemeral_range(), _slots_sharing_an_address(settings)
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limited = open_files if open_files != resource.RLIM_INFINITY else None
+    in_all = ports.connection_limit(port_range, len(settings.upstreams), sharing, limited)
+    return in_all, ports.connection_limit(port_range, 1, sharing, limited)
+
+
+def make_client(settings: Settings, source_ip: str | None, resolve: Resolve | None = None) -> UpstreamClient:
+    """The client for samples. `resolve` stands in for the system's name service."""
+    in_all, to_one = connection_limits(settings)
+    dialler = Dialler(
+        BoundSocketFactory(source_ip) if source_ip is not None else unbound_socket,
+        _family(source_ip),
+        settings.connect_timeout_s,
+        # 35 ms of CPU, which a worker that starts has no time for, and needs for https only.
+        cache(ssl.create_default_context),
+        resolve,
+    )
+    return UpstreamClient(
+        dialler,
+        limit=in_all,
+        limit_per_origin=to_one,
+        keep_alive_s=settings.upstream_keep_alive_s,
+        read_timeout_s=settings.read_timeout_s,
+        largest_reply_bytes=LARGEST_RESULT_BYTES,
+    )
+
+
+def make_session(settings: Settings, source_ip: str | None) -> aiohttp.ClientSession:
+    """The session for what is passed through."""
+    in_all, to_one = connection_limits(settings)
+    connector = _connector(
+        source_ip, limit=in_all, limit_per_host=to_one, keepalive_timeout=settings.upstream_keep_alive_s
+    )
+    return _session(settings, connector)
+
+
+def make_training_session(settings: Settings, source_ip: str | None) -> aiohttp.ClientSession:
+    """The session for the training server: another destination, so its ports are its own; and no key of vLLM's."""
+    _, to_one = connection_limits(settings)
+    connector = _connector(source_ip, limit=to_one, keepalive_timeout=settings.upstream_keep_alive_s)
+    return _session(settings, connector, with_key=False)
+
+
+def make_probe_session(settings: Settings, source_ip: str | None) -> aiohttp.ClientSession:
+    """The session for questions about an upstream.
+
+    Apart from the samples' one, so that a question does not wait behind ten thousand of them; and always over a new
+    connection, since whether a new one is taken is what a probe wants to know.
+    """
+    return _session(settings, _connector(source_ip, limit=_PROBES_AT_ONCE, force_close=True))
+
+
+def _connector(source_ip: str | None, **options: Any) -> aiohttp.TCPConnector:
+    return aiohttp.TCPConnector(
+        happy_eyeballs_delay=None,
+        ttl_dns_cache=30,
+        socket_factory=BoundSocketFactory(source_ip) if source_ip is not None else None,
+        family=_family(source_ip),
+        **options,
+    )
+
+
+def _session(settings: Settings, connector: aiohttp.TCPConnector, *, with_key: bool = True) -> aiohttp.ClientSession:
+    key = settings.upstream_api_key if with_key else None
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    return aiohttp.ClientSession(
+        connector=connector,
+        headers=headers,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s
+        ),
+        trust_env=False,
+        requote_redirect_url=False,
+    )
+
+
+def _family(source_ip: str | None) -> socket.AddressFamily:
+    """An IPv4 source cannot reach an IPv6 address of the same upstream, and the other way round."""
+    if source_ip is None:
+        return socket.AF_UNSPEC
+    return socket.AF_INET6 if ":" in source_ip else socket.AF_INET
+
+
+def _slots_sharing_an_address(settings: Settings) -> int:
+    addresses = len(settings.source_ips) or 1
+    return -(-settings.workers // addresses)
+
+
+def _ephemeral_range() -> tuple[int, int]:
+    try:
+        with open(_PORT_RANGE_FILE) as file:
+            low, high = file.read().split()
+    except (OSError, ValueError):
+        return ports.DEFAULT_RANGE
+    return int(low), int(high)

@@ -1,0 +1,109 @@
+"""How each upstream is asked for samples (`--upstream-protocol`).
+
+With `auto`, an upstream that answers is asked once whether it has /inference/v1/generate. The answer holds until the
+upstream breaks, since what comes back may be another vLLM, or until a sample finds that the endpoint is not there.
+Until the first answer it is asked by /v1/completions, which every vLLM has.
+
+With `generate`, one where a sample finds that the endpoint is not there is told of, to the log and in its status, and
+asked whether it has it now each time that it is asked for its models.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from shared.core.faults import Fault, FaultClass
+from shared.core.logprobs_check import PROBE_REQUEST_ID
+from shared.core.model import Category
+from shared.core.upstream_protocol import NO_GENERATE, PROBE_BODY, ProtocolChoice, UpstreamProtocol, has_generate
+from shared.log import Damping
+from workers.upstream.upstream import Upstream
+
+if TYPE_CHECKING:
+    from shared.clock import Clock
+    from workers.upstream.forwarder import Forwarder
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S: Final = 5.0
+_SAY_EVERY_S: Final = 30.0
+_REMEDIES: Final = {
+    ProtocolChoice.COMPLETIONS: "the gateway's operator can change that with --upstream-protocol generate or auto",
+    ProtocolChoice.AUTO: "no upstream has /inference/v1/generate, which is vLLM's --enable-scale-out",
+}
+
+
+class Protocols:
+    def __init__(self, choice: ProtocolChoice, forwarder: Forwarder, clock: Clock) -> None:
+        self._choice = choice
+        self._forwarder = forwarder
+        self._clock = clock
+        self._damping = Damping(_SAY_EVERY_S)
+
+    def upstream(self, url: str) -> Upstream:
+        """A new one, asked as was chosen."""
+        generates = self._choice is ProtocolChoice.GENERATE
+        protocol = UpstreamProtocol.GENERATE if generates else UpstreamProtocol.COMPLETIONS
+        return Upstream(url, protocol=protocol, protocol_known=self._choice is not ProtocolChoice.AUTO)
+
+    async def learn(self, upstream: Upstream) -> None:
+        """Ask it, unless that is known or was chosen; what does not answer is asked again the next time."""
+        if upstream.protocol_known and not upstream.lacks_generate:
+            return
+        answer = await self._forwarder.ask(upstream, upstream.generate_url, PROBE_BODY, _TIMEOUT_S, PROBE_REQUEST_ID)
+        found = has_generate(answer[0]) if not isinstance(answer, Fault) else None
+        if self._choice is ProtocolChoice.GENERATE:
+            upstream.lacks_generate = not found
+        elif found is not None:
+            upstream.protocol = UpstreamProtocol.GENERATE if found else UpstreamProtocol.COMPLETIONS
+            upstream.protocol_known = True
+
+    def doubt(self, upstream: Upstream) -> None:
+        """It broke: what comes back may have another endpoint."""
+        if self._choice is ProtocolChoice.AUTO:
+            upstream.protocol_known = False
+
+    def without_generate(self, upstream: Upstream, fault: Fault) -> Fault:
+        """It has no /inference/v1/generate, or has it no more: what a sample that met that is told.
+
+        With `auto` it is never executed, and is asked by the other endpoint.
+        """
+        if self._choice is not ProtocolChoice.AUTO:
+            upstream.lacks_generate = True
+            self._say(upstream, fault)
+            return fault
+        upstream.protocol, upstream.protocol_known = UpstreamProtocol.COMPLETIONS, True
+        return replace(fault, kind=FaultClass.NEVER_EXECUTED)
+
+    def _say(self, upstream: Upstream, fault: Fault) -> None:
+        """To the log: clients hear it, too, but they are not who can mend it."""
+        held_back = self._damping.allow(upstream.url, self._clock.monotonic_s())
+        if held_back is not None:
+            fields = {"upstream": upstream.url, "error": fault.message, "samples_not_told": held_back}
+            log.warning(NO_GENERATE, extra=fields)
+
+    def other(self, upstream: Upstream, fault: Fault) -> UpstreamProtocol | None:
+        """By what else a sample can be asked that is not `beyond` completions, and that was refused; None: by nothing.
+
+        With `auto` nobody has asked for generations, whose bounds are narrower in places: n, and the top-k by one.
+        """
+        if self._choice is ProtocolChoice.AUTO and fault.invalid and upstream.protocol is UpstreamProtocol.GENERATE:
+            return UpstreamProtocol.COMPLETIONS
+        return None
+
+    def may_generate(self, upstream: Upstream) -> bool:
+        return upstream.protocol is UpstreamProtocol.GENERATE or not upstream.protocol_known
+
+    def refusal(self, beyond: str) -> str:
+        """Why a sample that is beyond completions (`vllm.beyond_completions`) is refused."""
+        return f"{beyond}: {_REMEDIES.get(self._choice, '')}"
+
+    def unable(self, upstream: Upstream, beyond: str) -> Fault | None:
+        """Why a sample that is beyond completions cannot be sent there; None when it can."""
+        if upstream.protocol is UpstreamProtocol.GENERATE:
+            return None
+        if not upstream.protocol_known:
+            return Fault(FaultClass.NEVER_EXECUTED, f"{upstream.url} has not told yet how it can be asked")
+        return Fault(FaultClass.REFUSED, self.refusal(beyond), Category.USER)

@@ -1,0 +1,66 @@
+"""Which upstreams this worker asks: those of the flags, until an operator publishes a list in the store.
+
+The list is looked at with every renewal of the lease, at once when somebody publishes one, and at once when an upstream
+breaks, which may have been restarted elsewhere. A store that lost the list is told it again by whoever knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from shared.core.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.core.upstream_list import UpstreamList
+    from shared.store.contract import Store
+    from workers.upstream.pool import UpstreamPool
+
+log = logging.getLogger(__name__)
+
+# A server that dies fails a thousand samples within milliseconds: one look serves them all.
+_LOOK_AGAIN_AFTER_S: Final = 0.5
+
+
+class Registry:
+    def __init__(self, store: Store, pool: UpstreamPool, of_flags: Sequence[str]) -> None:
+        self._store = store
+        self._pool = pool
+        self._of_flags = tuple(of_flags)
+        self._known: UpstreamList | None = None
+        self._wanted = asyncio.Event()
+        pool.on_broken = self.look
+
+    def look(self) -> None:
+        """Let `run` look at the published list soon; however often it is asked for, it looks once."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Endless."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                await self.sync()
+            except StoreError as error:
+                # The next renewal of the lease looks again.
+                log.debug("the list of upstreams cannot be read", extra={"error": str(error)})
+            await asyncio.sleep(_LOOK_AGAIN_AFTER_S)
+
+    async def sync(self) -> None:
+        """Follow the published list; a store that has none, or an older one, is told ours. Raises `StoreError`."""
+        known = self._known
+        found = await (self._store.read_upstreams() if known is None else self._store.offer_upstreams(known))
+        # Two of these may overlap, and the older answer may come second.
+        if found is not None and (self._known is None or found.version >= self._known.version):
+            self._follow(found)
+
+    def _follow(self, found: UpstreamList) -> None:
+        if found == self._known:
+            return
+        log.info("the list of upstreams was published", extra={"upstreams": found.urls or "those of the flags"})
+        self._known = found
+        self._pool.replace(found.urls or self._of_flags)
