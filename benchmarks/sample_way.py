@@ -19,13 +19,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import uvloop
-from shared.http.request import Request
 
 from benchmarks import bodies
 from shared.clock import SystemClock
 from shared.core import retry
 from shared.core.callers import ANONYMOUS
 from shared.http.peer import Connection
+from shared.http.request import Request
 from shared.store.contract import Settled
 from shared.wire import vllm
 from shared.wire.sdk import result as proto
@@ -82,7 +82,7 @@ class Dialler:
         self.sockets = socket.socketpair()
 
     async def dial(
-        self, origin: Origin, made: Callable[[], UpstreamConnection], party: bytes = b""
+        self, origin: Origin, made: Callable[[], UpstreamConnection], key_digest: bytes = b""
     ) -> UpstreamConnection:
         connection = made()
         connection.socket = self.sockets[0]

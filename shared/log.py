@@ -16,7 +16,7 @@ from typing import Any, Final, TextIO
 import orjson
 
 
-class Damping:
+class Throttle:
     """At most one line per subject in `every_s`. The subjects are a bounded set."""
 
     def __init__(self, every_s: float) -> None:

@@ -20,14 +20,14 @@ from tests.worker_bench import OWNER, WorkerBench, engines_of, session
 from workers.api.app import PublicApp
 from workers.duties.duties import Housekeeping
 from workers.parts import Deps, Live
-from workers.samples.expiry import DeliveryClocks
+from workers.samples.expiry import DeliveryExpiry
 from workers.samples.live import Ending
 from workers.samples.sessions import Sessions
 from workers.upstream.adapter_loading import AdapterLoader
 from workers.upstream.adapters import Adapters
 from workers.upstream.catalogue import Catalogue
 from workers.upstream.pool import UpstreamPool
-from workers.upstream.published import Registry
+from workers.upstream.published import PublishedUpstreams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -93,7 +93,7 @@ class AppBench(WorkerBench):
         )
         loader = AdapterLoader(self.pool, self.upstream, self.store, self.counters, owner, 60.0, self.sleep)  # type: ignore[arg-type]
         self.adapters = Adapters(self.pool, loader, self.clock, 60.0, self.sleep)
-        self.clocks = DeliveryClocks(self.store, self.settings, self.counters, self.settlements, self.clock)
+        self.clocks = DeliveryExpiry(self.store, self.settings, self.counters, self.settlements, self.clock)
         self.deps = Deps(
             live=Live(self.settings, Keyring(self.settings.api_keys)),
             store=self.store,
@@ -102,7 +102,7 @@ class AppBench(WorkerBench):
             sessions=self.sessions,
             pool=self.pool,
             adapters=self.adapters,
-            registry=Registry(self.store, self.pool, ("http://upstream",)),
+            registry=PublishedUpstreams(self.store, self.pool, ("http://upstream",)),
             clocks=self.clocks,
             settlements=self.settlements,
             counters=self.counters,

@@ -16,7 +16,7 @@ from shared.core.upstream_protocol import ProtocolChoice
 from shared.counters import Counters
 from tests.worker_bench import OWNER, TARGET, session, spec
 from workers.samples.execution import Executor
-from workers.samples.live import Running
+from workers.samples.live import LiveSample
 from workers.samples.quota import Holding
 from workers.upstream.catalogue import Catalogue, Target
 from workers.upstream.pool import UpstreamPool
@@ -159,7 +159,7 @@ class Bench:
         self.clock.advance(delay_s)
         await asyncio.sleep(0)
 
-    def _mark_paused(self, running: Running, paused: bool) -> None:
+    def _mark_paused(self, running: LiveSample, paused: bool) -> None:
         assert running is self.running
         self.marks.append(paused)
 
@@ -168,7 +168,7 @@ class Bench:
     ) -> tuple[State, bytes]:
         wanted = wanted or spec()
         claim = Claim(OWNER, 1, wanted.num_samples, wanted.digest)
-        self.running = Running(session(), session().key(3), wanted, claim, target, 0, Holding(b"K"))
+        self.running = LiveSample(session(), session().key(3), wanted, claim, target, 0, Holding(b"K"))
         self.running.trace = trace
         ending = await self.executor.execute(self.running)
         return ending.state, ending.payload

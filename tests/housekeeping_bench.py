@@ -10,10 +10,10 @@ from shared.core.callers import Keyring
 from tests.worker_bench import OWNER, SESSION_ID, WorkerBench, engines_of
 from workers.duties.duties import Housekeeping
 from workers.parts import Deps, Live
-from workers.samples.expiry import DeliveryClocks
+from workers.samples.expiry import DeliveryExpiry
 from workers.samples.sessions import Sessions
 from workers.upstream.catalogue import Catalogue, Served
-from workers.upstream.published import Registry
+from workers.upstream.published import PublishedUpstreams
 
 if TYPE_CHECKING:
     from tests.memory_store import MemoryServer
@@ -49,7 +49,7 @@ class Bench(WorkerBench):
         super().__init__(server, owner, lease_s=30.0, session_timeout_s=300.0)
         self.sessions = Sessions(self.store, self.clock)
         self.pool = FakePool()
-        self.registry = Registry(self.store, self.pool, ("http://flag",))  # type: ignore[arg-type] # as below
+        self.registry = PublishedUpstreams(self.store, self.pool, ("http://flag",))  # type: ignore[arg-type] # as below
         deps = Deps(
             live=Live(self.settings, Keyring(())),
             store=self.store,
@@ -59,7 +59,7 @@ class Bench(WorkerBench):
             pool=self.pool,  # type: ignore[arg-type] # only its duties are asked for
             registry=self.registry,
             adapters=None,  # type: ignore[arg-type] # no duty asks for them
-            clocks=DeliveryClocks(self.store, self.settings, self.counters, self.settlements, self.clock),
+            clocks=DeliveryExpiry(self.store, self.settings, self.counters, self.settlements, self.clock),
             settlements=self.settlements,
             counters=self.counters,
             clock=self.clock,

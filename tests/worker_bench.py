@@ -17,12 +17,12 @@ from shared.core.model import ModelRef, SampleSpec, SamplingParams
 from shared.counters import Counters
 from tests.memory_store import MemoryServer, MemoryStore
 from tests.waiting import until
-from workers.passing.openai import Engines
+from workers.passing.openai import OpenAiProxy
 from workers.samples import dispatcher, settling
 from workers.samples.dispatcher import Dispatcher
 from workers.samples.live import Ending
-from workers.samples.quota import Tenants
-from workers.samples.recent_results import Settlements
+from workers.samples.quota import KeyUsage
+from workers.samples.recent_results import UnfetchedResults
 from workers.samples.waiters import Waiters
 from workers.upstream.catalogue import Target
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shared.clock import Clock
     from shared.core.callers import Caller
     from shared.core.model import SampleKey, SamplingSession
-    from workers.samples.live import Running
+    from workers.samples.live import LiveSample
     from workers.upstream.pool import UpstreamPool
 
 OWNER: Final = "worker-000000001"
@@ -64,9 +64,9 @@ def ask_the_store_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "STORE_RETRY_LONGEST_S", 0.001)
 
 
-def engines_of(pool: UpstreamPool, clock: Clock) -> Engines:
-    """Engines that nobody asks anything."""
-    return Engines(pool, None, Counters(), clock, 60.0, lambda: 0.5)  # type: ignore[arg-type]
+def engines_of(pool: UpstreamPool, clock: Clock) -> OpenAiProxy:
+    """OpenAiProxy that nobody asks anything."""
+    return OpenAiProxy(pool, None, Counters(), clock, 60.0, lambda: 0.5)  # type: ignore[arg-type]
 
 
 class GatedStore(MemoryStore):
@@ -95,7 +95,7 @@ class ScriptedExecutor:
         self.interrupted: list[SampleKey] = []
         self._ends: dict[SampleKey, asyncio.Future[Ending]] = {}
 
-    async def execute(self, running: Running) -> Ending:
+    async def execute(self, running: LiveSample) -> Ending:
         self.started.append(running.key)
         end: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._ends[running.key] = end
@@ -124,8 +124,8 @@ class WorkerBench:
         self.executor = ScriptedExecutor()
         self.waiters = Waiters()
         self.counters = Counters()
-        self.settlements = Settlements()
-        self.tenants = Tenants(self.settings.workers, shared=len(self.settings.api_keys or ()) > 1)
+        self.settlements = UnfetchedResults()
+        self.key_usage = KeyUsage(self.settings.workers, shared=len(self.settings.api_keys or ()) > 1)
         self.dispatcher = Dispatcher(
             self.store,
             self.executor,
@@ -135,7 +135,7 @@ class WorkerBench:
             owner,
             self.settings,
             self.settlements,
-            self.tenants,
+            self.key_usage,
         )
 
     async def submit(

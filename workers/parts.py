@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from shared.core.retry import Policy
-from shared.loop.turns import Turns
+from shared.loop.turns import TurnLimit
 from workers.samples.execution import Executor
 from workers.upstream.adapter_loading import AdapterLoader
 from workers.upstream.adapters import Adapters
@@ -18,7 +18,7 @@ from workers.upstream.catalogue import Catalogue
 from workers.upstream.connector import make_client, make_probe_session
 from workers.upstream.forwarder import Forwarder
 from workers.upstream.pool import UpstreamPool
-from workers.upstream.published import Registry
+from workers.upstream.published import PublishedUpstreams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from shared.core.callers import Keyring
     from shared.counters import Counters
     from shared.store.contract import Store
-    from workers.passing.openai import Engines
-    from workers.passing.training_server import Trainer
+    from workers.passing.openai import OpenAiProxy
+    from workers.passing.training_server import TrainingServer
     from workers.samples.dispatcher import Dispatcher
     from workers.samples.execution import MarkPaused
-    from workers.samples.expiry import DeliveryClocks
+    from workers.samples.expiry import DeliveryExpiry
     from workers.samples.live import Executes
-    from workers.samples.recent_results import Settlements
+    from workers.samples.recent_results import UnfetchedResults
     from workers.samples.sessions import Sessions
     from workers.samples.tracing import Tracing
     from workers.samples.waiters import Waiters
@@ -50,7 +50,7 @@ class UpstreamSide:
         forwarder = Forwarder(self._client, self._questions, clock, settings.upstream_api_key)
         catalogue = Catalogue(settings.models, settings.lora_name_template, settings.lora_path)
         self.pool = UpstreamPool(settings.upstreams, forwarder, catalogue, clock, protocol=settings.upstream_protocol)
-        self.registry = Registry(store, self.pool, settings.upstreams)
+        self.registry = PublishedUpstreams(store, self.pool, settings.upstreams)
         loader = AdapterLoader(self.pool, forwarder, store, counters, config.instance, settings.lora_wait_s)
         self.adapters = Adapters(self.pool, loader, clock, settings.lora_wait_s)
         self._tracing = _tracing(config)
@@ -112,13 +112,13 @@ class Deps:
     waiters: Waiters
     sessions: Sessions
     pool: UpstreamPool
-    registry: Registry
+    registry: PublishedUpstreams
     adapters: Adapters
-    clocks: DeliveryClocks
-    settlements: Settlements
+    clocks: DeliveryExpiry
+    settlements: UnfetchedResults
     counters: Counters
     clock: Clock
     random_bytes: Callable[[int], bytes]
-    engines: Engines
-    trainer: Trainer | None = None
-    turns: Turns = field(default_factory=lambda: Turns(_REQUESTS_PER_TURN))
+    engines: OpenAiProxy
+    trainer: TrainingServer | None = None
+    turns: TurnLimit = field(default_factory=lambda: TurnLimit(_REQUESTS_PER_TURN))

@@ -29,12 +29,12 @@ from workers.api.app import PublicApp
 from workers.duties.duties import Housekeeping
 from workers.duties.loop_lag import LoopLag
 from workers.parts import Deps, Live, UpstreamSide
-from workers.passing.openai import Engines
-from workers.passing.training_server import Trainer
+from workers.passing.openai import OpenAiProxy
+from workers.passing.training_server import TrainingServer
 from workers.samples.dispatcher import Dispatcher
-from workers.samples.expiry import DeliveryClocks
-from workers.samples.quota import Tenants
-from workers.samples.recent_results import Settlements
+from workers.samples.expiry import DeliveryExpiry
+from workers.samples.quota import KeyUsage
+from workers.samples.recent_results import UnfetchedResults
 from workers.samples.sessions import Sessions
 from workers.samples.waiters import Waiters
 from workers.upstream.connector import make_session, make_training_session
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shared.config import Settings, WorkerConfig
-    from workers.samples.live import Running
+    from workers.samples.live import LiveSample
     from workers.supervision import Supervision
 
 log = logging.getLogger(__name__)
@@ -78,9 +78,9 @@ class Worker:
         self._passed_http = make_session(settings, config.source_ip)
         self._trainer = _trainer(settings, config.source_ip)
         self._upstreams = UpstreamSide(config, self._store, self._counters, self._clock, self._mark_paused)
-        settlements = Settlements()
+        settlements = UnfetchedResults()
         keyring = Keyring(settings.api_keys)
-        self._tenants = Tenants(settings.workers, shared=keyring.shared)
+        self._key_usage = KeyUsage(settings.workers, shared=keyring.shared)
         self._dispatcher = Dispatcher(
             self._store,
             self._upstreams.executes,
@@ -90,7 +90,7 @@ class Worker:
             config.instance,
             settings,
             settlements,
-            self._tenants,
+            self._key_usage,
         )
         self._deps = Deps(
             live=Live(settings, keyring),
@@ -101,7 +101,7 @@ class Worker:
             pool=self._upstreams.pool,
             registry=self._upstreams.registry,
             adapters=self._upstreams.adapters,
-            clocks=DeliveryClocks(self._store, settings, self._counters, settlements, self._clock),
+            clocks=DeliveryExpiry(self._store, settings, self._counters, settlements, self._clock),
             settlements=settlements,
             counters=self._counters,
             clock=self._clock,
@@ -125,11 +125,11 @@ class Worker:
         )
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _engines(self, settings: Settings) -> Engines:
+    def _engines(self, settings: Settings) -> OpenAiProxy:
         wait_s = settings.upstream_wait_s
-        return Engines(self._upstreams.pool, self._passed_http, self._counters, self._clock, wait_s, random.random)
+        return OpenAiProxy(self._upstreams.pool, self._passed_http, self._counters, self._clock, wait_s, random.random)
 
-    def _mark_paused(self, running: Running, paused: bool) -> None:
+    def _mark_paused(self, running: LiveSample, paused: bool) -> None:
         """A store that is away has no word of it: the poll elsewhere then just says "still running"."""
         self._store.mark_paused(running.key, running.claim, paused=paused)
 
@@ -229,7 +229,7 @@ class Worker:
         keyring = Keyring(settings.api_keys)
         self._deps.live.settings = settings
         self._deps.live.keyring = keyring
-        self._tenants.shared = keyring.shared
+        self._key_usage.shared = keyring.shared
         self._dispatcher.reconfigure(settings)
         revoked = self._dispatcher.end_revoked(keyring.knows)
         log.info("configuration was read again", extra={"samples_of_revoked_keys": revoked})
@@ -347,9 +347,10 @@ class Worker:
             counters=self._counters.snapshot(),
             draining=self._dispatcher.draining,
             paused=self._upstreams.executor.paused,
-            passed_in_flight=self._dispatcher.room.passed_in_flight + (self._trainer.in_flight if self._trainer else 0),
+            passed_in_flight=self._dispatcher.quota.passed_in_flight
+            + (self._trainer.in_flight if self._trainer else 0),
             stages=self._counters.stages.snapshot(),
-            keys=self._tenants.statuses(key.name for key in self._deps.live.settings.api_keys or ()),
+            keys=self._key_usage.statuses(key.name for key in self._deps.live.settings.api_keys or ()),
             missing_models=self._upstreams.pool.missing_models(),
         )
 
@@ -365,9 +366,9 @@ def _settle_garbage_collection() -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
-def _trainer(settings: Settings, source_ip: str | None) -> Trainer | None:
+def _trainer(settings: Settings, source_ip: str | None) -> TrainingServer | None:
     if settings.training_upstream is None:
         return None
     session = make_training_session(settings, source_ip)
     key, forward = settings.training_api_key, settings.training_forward_key
-    return Trainer(settings.training_upstream, session, api_key=key, forward_key=forward)
+    return TrainingServer(settings.training_upstream, session, api_key=key, forward_key=forward)

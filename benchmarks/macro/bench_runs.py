@@ -1,4 +1,4 @@
-"""Running `gateway bench` for the rows, and telling what came of it."""
+"""LiveSample `gateway bench` for the rows, and telling what came of it."""
 
 from __future__ import annotations
 

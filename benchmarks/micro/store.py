@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from benchmarks.baselines import notes_on_missing
 from benchmarks.turns import Case, Contender, Figure, Findings, Plan, WrongResult, measure
 from gateway.bench.watch import procfs
-from gateway.supervision.backing import Deaf
+from gateway.supervision.backing import NullListener
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim
@@ -73,7 +73,7 @@ async def store(plan: Plan) -> Findings:
 
 async def _measure(name: str, url: str, servers: Sequence[RedisServer], plan: Plan, found: Findings) -> None:
     ours = (ClusterStore if url.startswith("redis+cluster:") else RedisStore)(url, "bench", rng=Random(1))
-    await ours.open(Deaf(), CLAIM.owner)
+    await ours.open(NullListener(), CLAIM.owner)
     load, calls = Load(_our_sample(ours)), plan.calls(CALLERS * CALLS_EACH)
     try:
         beside = url.startswith("unix:")

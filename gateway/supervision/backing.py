@@ -71,7 +71,7 @@ class Backing(Protocol):
     async def close(self) -> None: ...
 
 
-class Deaf:
+class NullListener:
     """The supervisor waits for no sample and takes no message."""
 
     def on_announcement(self, session_key: str, seq_ids: Sequence[int]) -> None:
@@ -132,7 +132,7 @@ class RedisBacking:
     async def _connect(self, url: str) -> Store:
         store = make_store(url, self._settings.key_prefix)
         try:
-            await store.open(Deaf(), self._owner)
+            await store.open(NullListener(), self._owner)
             self.info = await store.info()
         except StoreError as error:
             await store.close()

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from shared.core.model import Frozen
+from shared.core.model import Value
 
 # Nearly full: from here on shares count. The eighth that is left is what a newcomer finds while a single key floods.
 _CONTENDED: Final = 7 / 8
@@ -28,7 +28,7 @@ class Limits:
     max_in_flight_bytes: int
 
 
-class Load(Frozen, frozen=True):
+class Load(Value, frozen=True):
     """What a worker holds now. `in_flight_bytes` counts prompts, and results that are not yet in the store."""
 
     in_flight: int

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 
-class Frozen(msgspec.Struct, frozen=True):
+class Value(msgspec.Struct, frozen=True):
     """The `repr` leaves out what is bytes: prompts, tokens, results and bodies are nobody's to read in a log."""
 
     def __repr__(self) -> str:
@@ -25,7 +25,7 @@ class Frozen(msgspec.Struct, frozen=True):
         return f"{type(self).__name__}({shown})"
 
 
-class Changing(msgspec.Struct, eq=False):
+class Entity(msgspec.Struct, eq=False):
     """What has a state, and is itself whatever that is: made in a fifth of a dataclass' time."""
 
 
@@ -45,7 +45,7 @@ class SampleKey(NamedTuple):
         return self.seq_id // CLONE_SPAN
 
 
-class ModelRef(Frozen, frozen=True):
+class ModelRef(Value, frozen=True):
     """What a sampling session samples from; exactly one of the two is set."""
 
     base_model: str | None = None
@@ -56,7 +56,7 @@ class ModelRef(Frozen, frozen=True):
         return self.base_model or self.model_path or ""
 
 
-class SamplingSession(Frozen, frozen=True):
+class SamplingSession(Value, frozen=True):
     """A sampling session as rebuilt from its id alone."""
 
     sampling_session_id: str
@@ -68,7 +68,7 @@ class SamplingSession(Frozen, frozen=True):
         return SampleKey(self.session_key, seq_id)
 
 
-class SamplingParams(Frozen, frozen=True):
+class SamplingParams(Value, frozen=True):
     """Sampling parameters as the SDK means them.
 
     `stop`: None = the model's own EOS stops; `()` = no stops at all, EOS included; otherwise all strings or all
@@ -83,7 +83,7 @@ class SamplingParams(Frozen, frozen=True):
     top_p: float = 1.0
 
 
-class Image(Frozen, frozen=True):
+class Image(Value, frozen=True):
     """An image in a prompt. `format`: png or jpeg; `data`: the file in base64, nothing but the characters of that."""
 
     format: str
@@ -94,7 +94,7 @@ class Image(Frozen, frozen=True):
 IMAGE_MARK = b"?"
 
 
-class SampleSpec(Frozen, frozen=True):
+class SampleSpec(Value, frozen=True):
     """One accepted `asample`, still without a Python object per prompt token.
 
     `prompt`: the token ids as the inside of a JSON array, without the brackets and without white space (`b"1,2,3"`).
@@ -131,7 +131,7 @@ class Category(Enum):
     UNKNOWN = "unknown"
 
 
-class Failure(Frozen, frozen=True):
+class Failure(Value, frozen=True):
     """Why a sample FAILED or was CANCELLED; shown to the SDK's user."""
 
     message: str

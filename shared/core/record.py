@@ -22,7 +22,7 @@ import struct
 from typing import Final
 
 from shared.core.lifecycle import State
-from shared.core.model import Frozen
+from shared.core.model import Value
 
 _HEADER: Final = struct.Struct(">1s1sHI16s16s")
 HEADER_BYTES: Final = _HEADER.size
@@ -40,7 +40,7 @@ _STATES: Final = {state.value.encode(): state for state in State if state is not
 _STARTED: Final = (HANDED_OVER, ACKNOWLEDGED, ACKNOWLEDGED_FIRST)
 
 
-class Claim(Frozen, frozen=True):
+class Claim(Value, frozen=True):
     """Who runs a sample, and which request it is. `owner` is 16 ASCII characters, one value per worker instance."""
 
     owner: str
@@ -49,14 +49,14 @@ class Claim(Frozen, frozen=True):
     digest: bytes
 
 
-class Header(Frozen, frozen=True):
+class Header(Value, frozen=True):
     state: State
     claim: Claim
     handed_over: bool = False
     paused: bool = False
 
 
-class Record(Frozen, frozen=True):
+class Record(Value, frozen=True):
     header: Header
     payload: memoryview
 

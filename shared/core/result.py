@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from shared.core.model import Frozen
+from shared.core.model import Value
 
 # Of one sample, and of the reply that it is made from. Redis takes no value above 512 MiB, and clients hold all of it
 # at once; three million sampled tokens fit.
@@ -20,7 +20,7 @@ class StopReason(Enum):
     LENGTH = "length"
 
 
-class TopK(Frozen, frozen=True):
+class TopK(Value, frozen=True):
     """Top-k per position. `token_ids` int32[length * k], `logprobs` float32[length * k], little-endian, row-major.
 
     An empty cell is id 0, logprob -99999.0; a row whose first cell is empty reads as None in the SDK.
@@ -36,7 +36,7 @@ class TopK(Frozen, frozen=True):
         return len(self.token_ids) + len(self.logprobs)
 
 
-class SequenceResult(Frozen, frozen=True):
+class SequenceResult(Value, frozen=True):
     """`tokens` int32[T], `logprobs` float32[T], little-endian."""
 
     tokens: bytes
@@ -49,14 +49,14 @@ class SequenceResult(Frozen, frozen=True):
         return len(self.tokens) + len(self.logprobs) + (self.topk.size_bytes if self.topk is not None else 0)
 
 
-class PromptScores(Frozen, frozen=True):
+class PromptScores(Value, frozen=True):
     """`logprobs` float32[P], NaN where not computed (position 0 always); None when only the top-k was asked for."""
 
     logprobs: bytes | None = None
     topk: TopK | None = None
 
 
-class SampleResult(Frozen, frozen=True):
+class SampleResult(Value, frozen=True):
     sequences: tuple[SequenceResult, ...]
     prompt: PromptScores | None = None
     prompt_cache_hit_tokens: int = 0

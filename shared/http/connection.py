@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from shared.http.edge import Edge
     from shared.http.exchange import Direct, Standing
-    from shared.loop.turns import Lane
+    from shared.loop.turns import TurnLimit
 
 TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 # Names that decide something while the headers still arrive.
@@ -90,7 +90,7 @@ class GatewayProtocol(HttpToolsProtocol):
     edge: ClassVar[Edge]
     direct: ClassVar[Mapping[tuple[bytes, bytes], Direct]]
     standing: ClassVar[Mapping[tuple[bytes, bytes], Standing]]
-    lane: ClassVar[Lane | None]
+    lane: ClassVar[TurnLimit | None]
     # What uvicorn sets in each instance, and is the same in all.
     _is_common_known: ClassVar[bool] = False
 
@@ -630,7 +630,7 @@ def protocol_class(
     edge: Edge,
     direct: Mapping[tuple[bytes, bytes], Direct] | None = None,
     standing: Mapping[tuple[bytes, bytes], Standing] | None = None,
-    lane: Lane | None = None,
+    lane: TurnLimit | None = None,
 ) -> type[GatewayProtocol]:
     """The protocol bound to `edge`: uvicorn makes the instances, and has no way to hand anything over.
 

@@ -70,7 +70,7 @@ class Direct(Protocol):
         """The reply, a refusal included; or the application that sends it, where it is no whole one."""
         ...
 
-    def left(self, path: str) -> None:
+    def client_left(self, path: str) -> None:
         """The client was gone before it was its turn."""
         ...
 
@@ -168,7 +168,7 @@ class DirectCycle:
     def end(self) -> None:
         """The connection has ended."""
         if self._task is None and not self.response_complete:
-            self._endpoint.left(self.path)
+            self._endpoint.client_left(self.path)
 
     def _start(self) -> bool:
         if self.disconnected:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.core.model import Frozen
+from shared.core.model import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shared.http.peer import Connection
 
 
-class Request(Frozen, frozen=True):
+class Request(Value, frozen=True):
     """`body` is whole and within its limit, or still to be had from `receive` where an endpoint leaves it there;
     `path` are the parameters of the route's path; `scope` tells the rest, as ASGI does, to who needs it.
     """

@@ -23,7 +23,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from shared.http.connection import protocol_class
-from shared.loop.turns import Lane
+from shared.loop.turns import TurnLimit
 
 if TYPE_CHECKING:
     import ssl
@@ -174,7 +174,7 @@ class PublicServer:
 
         `app` serves both, too.
         """
-        self._lane = Lane(_STARTED_PER_TURN)
+        self._lane = TurnLimit(_STARTED_PER_TURN)
         self._config = uvicorn.Config(
             app,
             http=protocol_class(edge, direct, standing, self._lane),

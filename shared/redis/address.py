@@ -54,7 +54,7 @@ class RedisAddress:
         return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.db}"
 
     async def locate(self) -> RedisAddress:
-        """A server of a fixed address is where it is: see `link.Place`."""
+        """A server of a fixed address is where it is: see `link.Server`."""
         return self
 
     def ssl_context(self) -> ssl.SSLContext | None:

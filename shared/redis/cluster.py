@@ -20,7 +20,7 @@ import hiredis
 
 from shared.core.errors import GatewayError, StoreRefused, StoreUnavailable
 from shared.redis import login
-from shared.redis.commands import CommandLine
+from shared.redis.commands import Commands
 from shared.redis.link import CONNECT_TIMEOUT_S, Link
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ class Shard:
         self.link = make_link(address, "commands", None)
         self._bulk_link = make_link(address, "bulk", None)
         self._push_link = make_link(address, "push", subscriptions)
-        self.line = CommandLine(self.link)
-        self.bulk = CommandLine(self._bulk_link)
+        self.line = Commands(self.link)
+        self.bulk = Commands(self._bulk_link)
 
     @property
     def up(self) -> bool:

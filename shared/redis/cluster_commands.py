@@ -1,4 +1,4 @@
-"""Commands to whichever node has the key: `served.Line` on a cluster.
+"""Commands to whichever node has the key: `any_server.CommandPort` on a cluster.
 
 Sharded channels: each is heard on the node that owns its slot, and moves with it.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from shared.redis.cluster import Shard, Shards
-    from shared.redis.commands import CommandLine, Script
+    from shared.redis.commands import Commands, Script
     from shared.redis.connection import Argument
 
 
@@ -69,7 +69,7 @@ class ClusterLine:
         except StoreUnavailable:
             self._shards.doubt()
 
-    async def _follow(self, redirected: Redirected, send: Callable[[CommandLine, bool], Awaitable[Any]]) -> Any:
+    async def _follow(self, redirected: Redirected, send: Callable[[Commands, bool], Awaitable[Any]]) -> Any:
         for _ in range(_REDIRECTIONS):
             try:
                 return await send(self._of(self._shards.follow(redirected)), redirected.asking)
@@ -77,10 +77,10 @@ class ClusterLine:
                 redirected = again
         raise StoreUnavailable("the cluster moves this key about", maybe_done=False)
 
-    def _line_of(self, key: str) -> CommandLine:
+    def _line_of(self, key: str) -> Commands:
         return self._of(self._shards.owner(slot_of(key)))
 
-    def _of(self, shard: Shard) -> CommandLine:
+    def _of(self, shard: Shard) -> Commands:
         return shard.bulk if self._bulk else shard.line
 
 

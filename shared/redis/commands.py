@@ -31,7 +31,7 @@ class Script:
         self.name = sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
-class CommandLine:
+class Commands:
     """Commands and their replies over one link. `commands` counts those that were sent, a script as one."""
 
     def __init__(self, link: Link, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:

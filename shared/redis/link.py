@@ -32,7 +32,7 @@ _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 0.5
 
 
-class Place(Protocol):
+class Server(Protocol):
     """Where a link leads. `shown` is for logs and messages."""
 
     @property
@@ -48,7 +48,7 @@ class Link:
 
     def __init__(
         self,
-        place: Place,
+        place: Server,
         name: str,
         *,
         clock: Clock,

@@ -92,7 +92,7 @@ _ASK_TIMEOUT_S: Final = 1.0
 
 
 class Sentinels:
-    """A `link.Place` that moves."""
+    """A `link.Server` that moves."""
 
     def __init__(self, address: SentinelAddress) -> None:
         self._address = address

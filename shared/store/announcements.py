@@ -29,7 +29,7 @@ class Channels(Protocol):
     def unsubscribe(self, channel: str) -> None: ...
 
 
-class Wakes:
+class Announcements:
     """`publish` sends a message to a channel without waiting. What is heard comes in by `on_message` and `on_gap`."""
 
     def __init__(self, keys: Keys, publish: Callable[[str, bytes], None], linger_s: float) -> None:

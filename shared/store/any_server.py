@@ -12,7 +12,7 @@ from shared.core.record import ACKNOWLEDGED, HANDED_OVER, HEADER_BYTES, PAUSED, 
 from shared.core.roll_call import Roll
 from shared.redis.link import COMMAND_DEADLINE_S
 from shared.store import schema, scripts
-from shared.store.announcements import LINGER_S, Wakes
+from shared.store.announcements import LINGER_S, Announcements
 from shared.store.contract import LeaseView, SessionInfo
 from shared.store.schema import Keys
 from shared.store.templates import FIRST_LOOK_BYTES
@@ -37,7 +37,7 @@ _ROLL_TTL_MS: Final = 24 * 3600 * 1000
 _INBOX_TTL_MS: Final = 120_000
 
 
-class Line(Protocol):
+class CommandPort(Protocol):
     """Where commands go. The key of a command stands first, that of a script is the first of `keys`."""
 
     @property
@@ -73,10 +73,10 @@ class ServedStore:
         self._clock = clock or SystemClock()
         self._rng = rng or Random()
         self._deadline_s = deadline_s
-        self._wakes = Wakes(self._keys, self._send, linger_s)
+        self._wakes = Announcements(self._keys, self._send, linger_s)
         self._line, self._bulk = self._lines(url)
 
-    def _lines(self, url: str) -> tuple[Line, Line]:
+    def _lines(self, url: str) -> tuple[CommandPort, CommandPort]:
         """For commands, and for those with large values."""
         raise NotImplementedError
 

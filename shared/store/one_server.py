@@ -17,7 +17,7 @@ from shared.core.errors import ConfigError, StoreRefused, StoreUnavailable
 from shared.core.lifecycle import State
 from shared.core.record import pack, pack_header
 from shared.redis.address import RedisAddress, SentinelAddress, parse_url
-from shared.redis.commands import CommandLine, Subscriptions
+from shared.redis.commands import Commands, Subscriptions
 from shared.redis.link import Link
 from shared.redis.login import Sentinels
 from shared.store import schema, scripts
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shared.core.record import Claim, Header, Record
     from shared.redis.commands import Script
     from shared.redis.connection import Argument, Connection
-    from shared.redis.link import Place
+    from shared.redis.link import Server
     from shared.store.contract import LogPage, StoreInfo, StoreListener
 
 _BATCH: Final = 500
@@ -41,17 +41,17 @@ SETTLED: Final = (Settled.WRITTEN, Settled.REPEATED, Settled.REFUSED, Settled.RE
 
 
 class RedisStore(ServedStore):
-    _line: CommandLine
-    _bulk: CommandLine
+    _line: Commands
+    _bulk: Commands
 
-    def _lines(self, url: str) -> tuple[CommandLine, CommandLine]:
+    def _lines(self, url: str) -> tuple[Commands, Commands]:
         self._place = _place(url)
         self._link = self._make_link("commands")
         self._bulk_link = self._make_link("bulk")
         self._packed = PackedCommands(self._keys)
         self._subscriptions = Subscriptions(self._wakes.on_message, self._wakes.on_gap)
         self._push_link = self._make_link("push", self._subscriptions)
-        return CommandLine(self._link), CommandLine(self._bulk_link)
+        return Commands(self._link), Commands(self._bulk_link)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._place.shown} {self._link.connection}>"
@@ -216,7 +216,7 @@ class RedisStore(ServedStore):
         return replace(info, mode="sentinel") if isinstance(self._place, Sentinels) else info
 
 
-def _place(url: str) -> Place:
+def _place(url: str) -> Server:
     match parse_url(url):
         case SentinelAddress() as address:
             return Sentinels(address)

@@ -33,7 +33,7 @@ try:
 except ImportError:  # CPython without a wheel
     simdjson = None
 
-Value = Any
+JsonValue = Any
 # As it was received: a long one was read into its place, and is not copied to become bytes.
 Body = bytes | bytearray
 
@@ -42,33 +42,33 @@ Body = bytes | bytearray
 UNREADABLE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OverflowError)
 
 
-def _load_plain(body: Body) -> Value:
+def _load_plain(body: Body) -> JsonValue:
     return orjson.loads(body)
 
 
-def _load_simdjson(body: Body) -> Value:
+def _load_simdjson(body: Body) -> JsonValue:
     assert simdjson is not None
     return simdjson.Parser().parse(body)
 
 
 # By name, so that a test can run both.
-LOADERS: Final[dict[str, Callable[[Body], Value]]] = {"orjson": _load_plain}
+LOADERS: Final[dict[str, Callable[[Body], JsonValue]]] = {"orjson": _load_plain}
 if simdjson is not None:
     LOADERS["simdjson"] = _load_simdjson
 load: Final = LOADERS.get("simdjson", _load_plain)
 
 
-def piece_parser() -> Callable[[Body], Value] | None:
+def piece_parser() -> Callable[[Body], JsonValue] | None:
     """For many small documents, one after the other: each must be gone before the next. None without pysimdjson."""
     return simdjson.Parser().parse if simdjson is not None else None
 
 
-def is_container(value: Value) -> bool:
+def is_container(value: JsonValue) -> bool:
     """Whether `piece_parser`'s library made an object or an array of it."""
     return simdjson is not None and isinstance(value, simdjson.Object | simdjson.Array)
 
 
-def integers(array: Value) -> NDArray[np.int64]:
+def integers(array: JsonValue) -> NDArray[np.int64]:
     """int64[len]; a float, even 2.0, and whatever else is not an integer are one of `UNREADABLE`."""
     if isinstance(array, np.ndarray):
         return array.astype(np.int64, casting="safe", copy=False)
@@ -78,7 +78,7 @@ def integers(array: Value) -> NDArray[np.int64]:
     return _flat(array, np.frombuffer(array.as_buffer(of_type="i"), np.int64))
 
 
-def floats(array: Value) -> NDArray[np.float64]:
+def floats(array: JsonValue) -> NDArray[np.float64]:
     """float64[len]; null is one of `UNREADABLE`, never a zero."""
     if isinstance(array, np.ndarray):
         return array.astype(np.float64, casting="safe", copy=False)
@@ -88,14 +88,14 @@ def floats(array: Value) -> NDArray[np.float64]:
     return _flat(array, np.frombuffer(array.as_buffer(of_type="d"), np.float64))
 
 
-def plain(value: Value) -> Any:
+def plain(value: JsonValue) -> Any:
     """As Python lists and dicts: for what is small, or asked for seldom."""
     if isinstance(value, list | dict):
         return value
     return value.as_dict() if hasattr(value, "as_dict") else value.as_list()
 
 
-def _flat(array: Value, numbers: NDArray[Any]) -> NDArray[Any]:
+def _flat(array: JsonValue, numbers: NDArray[Any]) -> NDArray[Any]:
     """pysimdjson's buffers flatten nested arrays, and say nothing."""
     _require(len(array) == len(numbers), "an array within an array")
     _require(not len(numbers) or isinstance(array[0], int | float), "an array within an array")

@@ -14,7 +14,7 @@ from shared.core.errors import ConfigError, StoreUnavailable
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.redis.address import RedisAddress
-from shared.redis.commands import CommandLine
+from shared.redis.commands import Commands
 from shared.store.contract import Settled
 from tests.contract.conftest import Heard
 from tests.cut_proxy import CutProxy
@@ -163,7 +163,7 @@ async def test_a_silent_server_is_given_up_at_the_deadline(proxy: CutProxy) -> N
 
 async def test_too_much_that_waits_is_refused_at_once(proxy: CutProxy, store: RedisStore) -> None:
     """Bounded memory: a stalled server does not make a worker grow without end."""
-    assert isinstance(store._line, CommandLine)
+    assert isinstance(store._line, Commands)
     store._line._max_queued_bytes = 100_000
     tasks = [
         asyncio.create_task(store.settle(key, CLAIM, State.READY, b"x" * 50_000, ttl_s=1, now_ms=0))

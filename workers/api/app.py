@@ -21,12 +21,12 @@ from workers.api.endpoint import Endpoint, OpenAiEndpoint, StandingReply
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from shared.http.request import Request
     from starlette.requests import Request as StarletteRequest
     from starlette.types import Receive, Scope, Send
 
     from shared.counters import Counters
-    from shared.loop.turns import Turns
+    from shared.http.request import Request
+    from shared.loop.turns import TurnLimit
     from workers.api.replies import Reply, Streamed
     from workers.parts import Deps
 
@@ -112,7 +112,7 @@ def _endpoint(
     kind: type[Endpoint] = Endpoint,
     public: bool = False,
     streamed: bool = False,
-    turns: Turns | None = None,
+    turns: TurnLimit | None = None,
 ) -> Endpoint:
     return kind(
         partial(handler, deps),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shared.core.callers import Caller, Keyring
     from shared.counters import Counters
     from shared.http.exchange import DirectCycle
-    from shared.loop.turns import Turns
+    from shared.loop.turns import TurnLimit
     from workers.api.replies import Reply
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Endpoint:
         *,
         public: bool = False,
         streamed: bool = False,
-        turns: Turns | None = None,
+        turns: TurnLimit | None = None,
     ) -> None:
         """`streamed`: the handler takes the body as it comes. `turns`: requests come in crowds, and wait for theirs."""
         self._handler = handler
@@ -76,7 +76,7 @@ class Endpoint:
         # Before the body is read: a stranger cannot make us hold bytes.
         caller = self._caller(headers)
         if self._turns is not None:
-            await self._turns.take(caller.digest)
+            await self._turns.wait(caller.digest)
         body = b"" if self._streamed else await read_body(headers, receive, self._max_body_bytes())
         return await self._handler(
             Request(
@@ -98,7 +98,7 @@ class Endpoint:
                 await self._run(reply, send)
                 return
         except ClientGone:
-            self.left(scope["path"])
+            self.client_left(scope["path"])
             return
         except ReplyBroken as error:
             self._counters.http_server_errors += 1
@@ -166,7 +166,7 @@ class Endpoint:
         self._counters.answered(reply.status)
         return reply
 
-    def left(self, path: str) -> None:
+    def client_left(self, path: str) -> None:
         self._counters.http_client_errors += 1
         log.debug("request was cut off", extra={"path": path})
 

@@ -13,9 +13,9 @@ from workers.api import replies
 from workers.api.replies import Streamed
 
 if TYPE_CHECKING:
-    from shared.http.request import Request
     from starlette.types import Send
 
+    from shared.http.request import Request
     from workers.api.replies import Reply
     from workers.parts import Deps
 
@@ -31,7 +31,7 @@ async def _complete(path: str, deps: Deps, request: Request) -> Streamed:
     deps.counters.openai_requests += 1
 
     async def run(send: Send) -> None:
-        with deps.dispatcher.room.beside(request.caller, len(body)):
+        with deps.dispatcher.quota.beside(request.caller, len(body)):
             await deps.engines.pass_on(request, path, body, target.upstream_name, send)
 
     return Streamed(run)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from shared.core import errors
 from shared.core.errors import StoreError, StoreFull
 from shared.core.lifecycle import Answer
-from shared.core.model import Frozen
+from shared.core.model import Value
 from shared.wire import openai
 from shared.wire.sdk import calls
 
@@ -27,7 +27,7 @@ JSON: Final = b"application/json"
 PROTOBUF: Final = b"application/x-protobuf"
 
 
-class Reply(Frozen, frozen=True):
+class Reply(Value, frozen=True):
     """What a handler answers. `on_delivered` is called when the client was still there after the last byte."""
 
     status: int
@@ -36,7 +36,7 @@ class Reply(Frozen, frozen=True):
     on_delivered: Callable[[], None] | None = None
 
 
-class Streamed(Frozen, frozen=True):
+class Streamed(Value, frozen=True):
     """A reply that `run` sends itself. It raises `ClientGone`, `ReplyBroken`, and others before it has sent a byte."""
 
     run: Callable[[Send], Awaitable[None]]

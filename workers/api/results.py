@@ -67,12 +67,12 @@ def _find(deps: Deps, request_id: str, caller: Caller) -> tuple[SamplingSession,
 
 async def _await_record(deps: Deps, request: Request, key: SampleKey) -> Record | Wake | None:
     """The settled record, None when there is none at all, or why the poll ends without."""
-    fresh = deps.dispatcher.fresh.take(key, deps.clock.monotonic_s())
-    if fresh is not None:
-        return fresh
+    just_settled = deps.dispatcher.just_settled.take(key, deps.clock.monotonic_s())
+    if just_settled is not None:
+        return just_settled
     waiter = deps.waiters.sample_waiter(key, deps.live.settings.poll_timeout_s)
-    client_lost = waiter.client_lost
-    request.connection.add_lost_callback(client_lost)
+    client_gone = waiter.client_gone
+    request.connection.add_lost_callback(client_gone)
     watched = False
     try:
         while True:
@@ -85,14 +85,14 @@ async def _await_record(deps: Deps, request: Request, key: SampleKey) -> Record 
             woken = await waiter.wait()
             # One announcement may wake thousands.
             if not deps.turns.try_take():
-                await deps.turns.take(request.caller.digest)
+                await deps.turns.wait(request.caller.digest)
             if not isinstance(woken, Wake):
                 return woken
             if waiter.ended is not None:
                 return waiter.ended
             waiter.rearm()
     finally:
-        request.connection.remove_lost_callback(client_lost)
+        request.connection.remove_lost_callback(client_gone)
         deps.waiters.forget_sample(key, waiter)
         if watched:
             deps.store.unwatch(key.session_key)
@@ -122,7 +122,7 @@ async def _look(deps: Deps, key: SampleKey, waiter: Waiter) -> Record | Wake | N
 
 
 async def _try_again(deps: Deps, request_id: str, key: SampleKey, why: Wake) -> Reply:
-    if why is Wake.LOST:
+    if why is Wake.CLIENT_GONE:
         deps.counters.polls_abandoned += 1
         return replies.answer(Answer.TRY_AGAIN, calls.try_again(request_id, "active", None))
     reason = await _paused_reason(deps, key)
@@ -204,7 +204,7 @@ async def _await_page(
     """What is new, or an empty page with a cursor that stands still."""
     session_key = session.session_key
     waiter = deps.waiters.log_waiter(session_key, hold_s)
-    request.connection.add_lost_callback(waiter.client_lost)
+    request.connection.add_lost_callback(waiter.client_gone)
     page = LogPage([], call.prev_cursor)
     watched = False
     try:
@@ -223,7 +223,7 @@ async def _await_page(
                 return page
             waiter.rearm()
     finally:
-        request.connection.remove_lost_callback(waiter.client_lost)
+        request.connection.remove_lost_callback(waiter.client_gone)
         deps.waiters.forget_log(session_key, waiter)
         if watched:
             deps.store.unwatch(session_key)
@@ -246,11 +246,11 @@ async def _read_page(deps: Deps, session: SamplingSession, call: calls.RetrieveF
 async def _hold(deps: Deps, request: Request, hold_s: float) -> None:
     """Answer an unknown session no faster than an idle one: its client asks again at once."""
     waiter = deps.waiters.log_waiter(_NO_SESSION, hold_s)
-    request.connection.add_lost_callback(waiter.client_lost)
+    request.connection.add_lost_callback(waiter.client_gone)
     try:
         await waiter.wait()
     finally:
-        request.connection.remove_lost_callback(waiter.client_lost)
+        request.connection.remove_lost_callback(waiter.client_gone)
         deps.waiters.forget_log(_NO_SESSION, waiter)
 
 

@@ -13,10 +13,9 @@ from shared.wire.sdk import calls
 from workers.api import replies, training
 
 if TYPE_CHECKING:
-    from shared.http.request import Request
-
     from shared.core.callers import Caller
     from shared.core.model import SampleSpec, SamplingSession
+    from shared.http.request import Request
     from workers.api.replies import Reply
     from workers.parts import Deps
 
@@ -33,7 +32,7 @@ async def asample(deps: Deps, request: Request) -> Reply:
     target = await deps.adapters.target(session.model)
     # Refuses now what the upstream would refuse later: a prompt that leaves no room, an unknown context length, what it
     # cannot be asked.
-    max_tokens = vllm.room(call.spec, target.context_tokens)
+    max_tokens = vllm.completion_budget(call.spec, target.context_tokens)
     deps.pool.require_protocol(call.spec, target.upstream_name)
     spec = _with_images_placed(deps, call.spec, target.base_model)
     refusal = refuse_request(call.spec.num_samples, max_tokens, request.caller.limits.max_request_tokens)

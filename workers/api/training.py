@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shared.http.request import Request
     from workers.api.replies import Reply
     from workers.parts import Deps
-    from workers.passing.training_server import Outgoing, Told, Trainer
+    from workers.passing.training_server import Outgoing, Told, TrainingServer
 
 # The SDK waits 10 s for a heartbeat, of which the store may have 2.
 _HEARTBEAT_S: Final = 7.0
@@ -44,7 +44,7 @@ _ELSEWHERE: Final = (
 _TROUBLE: Final = (UpstreamUnavailable, UpstreamBroke)
 
 
-def trainer_of(deps: Deps) -> Trainer:
+def trainer_of(deps: Deps) -> TrainingServer:
     """Raises `NotImplementedHere` where there is none."""
     if deps.trainer is None:
         raise NotImplementedHere(_ELSEWHERE)
@@ -71,9 +71,9 @@ def session_name(deps: Deps, session_id: str, request: Request) -> str:
     return name
 
 
-async def create_session(deps: Deps, request: Request, trainer: Trainer) -> Streamed:
+async def create_session(deps: Deps, request: Request, trainer: TrainingServer) -> Streamed:
     """Made there, known here. Once it is made nothing here may refuse it: it would be made again."""
-    await deps.sessions.require_room(request.caller, deps.live.settings.session_timeout_s)
+    await deps.sessions.require_quota(request.caller, deps.live.settings.session_timeout_s)
     told = await _ask(deps, request, trainer.whole(request))
     if told.is_success:
         session_id = wire.session_id_of(told.body)
@@ -130,7 +130,7 @@ async def retrieve_future(deps: Deps, request: Request, call: calls.RetrieveFutu
     return await _poll_saved(deps, request, call, future)
 
 
-def _poll(deps: Deps, request: Request, trainer: Trainer, call: calls.RetrieveFuture) -> Streamed:
+def _poll(deps: Deps, request: Request, trainer: TrainingServer, call: calls.RetrieveFuture) -> Streamed:
     """Held as long as any other poll; the result streamed, since it can be as large as what was trained on."""
     outgoing = trainer.whole(request)
 
@@ -167,7 +167,7 @@ async def _poll_saved(
         return _still_running(call)
 
 
-async def _learned(request: Request, trainer: Trainer, told: Told, future: TrainerFuture) -> Reply | Streamed:
+async def _learned(request: Request, trainer: TrainingServer, told: Told, future: TrainerFuture) -> Reply | Streamed:
     """The result, with an id of ours for a sampling session that was born there."""
     result = wire.saved(told.body) if told.status == 200 else None
     if result is None or result.sampling_session_id is None:
@@ -180,7 +180,7 @@ async def _learned(request: Request, trainer: Trainer, told: Told, future: Train
     return _passed_back(told, wire.replaced(told.body, "sampling_session_id", born.sampling_session_id))
 
 
-async def _path_of(request: Request, trainer: Trainer, sampler_id: str) -> str | None:
+async def _path_of(request: Request, trainer: TrainingServer, sampler_id: str) -> str | None:
     told = await trainer.ask(request, trainer.sampler(request, sampler_id))
     _require_calm(told.status)
     info = wire.sampler_info(told.body) if told.is_success else None

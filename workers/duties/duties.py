@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shared.core.model import SampleKey
     from shared.core.record import Claim
     from workers.parts import Deps
-    from workers.samples.live import Running
+    from workers.samples.live import LiveSample
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Housekeeping:
 
     async def tend_store(self) -> None:
         """One turn: lease, inbox, list of upstreams, sessions, reaping. Raises `StoreError`."""
-        self._deps.dispatcher.fresh.drop_stale(self._deps.clock.monotonic_s())
+        self._deps.dispatcher.just_settled.drop_stale(self._deps.clock.monotonic_s())
         await self._renew()
         with suppress(StoreError):
             # On a cluster it may be on a node that is away, and the other duties on those that are not.
@@ -214,7 +214,7 @@ class Housekeeping:
         await _each(map(self._enter_again, begun))
         await _each(starmap(self._orphan_if_missing, self._deps.settlements.claims()))
 
-    async def _enter_again(self, running: Running) -> None:
+    async def _enter_again(self, running: LiveSample) -> None:
         await self._deps.store.begin(running.key, running.claim)
         if self._deps.dispatcher.running(running.key) is not running:
             # It settled meanwhile: what was written then is first, and begin changed nothing. But had the store lost

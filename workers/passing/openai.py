@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     import aiohttp
-    from shared.http.request import Request
     from starlette.types import Send
 
     from shared.clock import Clock
     from shared.counters import Counters
+    from shared.http.request import Request
     from workers.upstream.pool import UpstreamPool
     from workers.upstream.upstream import Upstream
 
@@ -65,7 +65,7 @@ class _Passed(Exchange):
             self._task.cancel()
 
 
-class Engines:
+class OpenAiProxy:
     def __init__(
         self,
         pool: UpstreamPool,

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     import aiohttp
-    from shared.http.request import Request
     from starlette.types import Send
 
+    from shared.http.request import Request
     from shared.wire.passing import Header
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Outgoing:
     body: bytes | AsyncIterator[bytes] | None = field(repr=False)
 
 
-class Trainer:
+class TrainingServer:
     """`api_key` is the operator's, sent in place of the client's own; `forward_key` sends that one."""
 
     def __init__(

@@ -26,8 +26,8 @@ from shared.core.retry import REFUSALS_MOST
 from shared.store.contract import Settled
 from shared.store.recovery import is_refilling
 from shared.wire.sdk.calls import failure_body
-from workers.samples.live import Ending, Phase, Running, end_all
-from workers.samples.quota import Room
+from workers.samples.live import Ending, LiveSample, Phase, end_all
+from workers.samples.quota import Quota
 from workers.samples.recent_results import FreshResults
 from workers.samples.settling import STORE_RETRY_FIRST_S, STORE_RETRY_LONGEST_S, Settler
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from shared.counters import Counters
     from shared.store.contract import Store
     from workers.samples.live import Executes
-    from workers.samples.quota import Tenants
-    from workers.samples.recent_results import Settlements
+    from workers.samples.quota import KeyUsage
+    from workers.samples.recent_results import UnfetchedResults
     from workers.samples.waiters import Waiters
     from workers.upstream.catalogue import Target
 
@@ -68,8 +68,8 @@ class Dispatcher:
         clock: Clock,
         owner: str,
         settings: Settings,
-        settlements: Settlements,
-        tenants: Tenants,
+        settlements: UnfetchedResults,
+        key_usage: KeyUsage,
     ) -> None:
         # Kept: asking for it is a system call (getpid) in Python 3.11.
         self._loop = asyncio.get_running_loop()
@@ -84,10 +84,10 @@ class Dispatcher:
         self.on_loss: Callable[[], None] = lambda: None
         self._settlements = settlements
         self._settler = Settler(store, clock, settings.undelivered_ttl_s, self._hold, self._note_full)
-        self.room = Room(tenants, counters, settings)
-        self.fresh = FreshResults(settings.undelivered_ttl_s)
-        self._running: dict[SampleKey, Running] = {}
-        self._by_session: dict[str, set[Running]] = {}
+        self.quota = Quota(key_usage, counters, settings)
+        self.just_settled = FreshResults(settings.undelivered_ttl_s)
+        self._running: dict[SampleKey, LiveSample] = {}
+        self._by_session: dict[str, set[LiveSample]] = {}
         self._full_until_s = 0.0
         self._refilled_until_s = 0.0
         self._restart_met_s = store.restarted_s
@@ -98,16 +98,16 @@ class Dispatcher:
 
     @property
     def in_flight_bytes(self) -> int:
-        return self.room.in_flight_bytes
+        return self.quota.in_flight_bytes
 
     @property
     def draining(self) -> bool:
-        return self.room.draining
+        return self.quota.draining
 
-    def running(self, key: SampleKey) -> Running | None:
+    def running(self, key: SampleKey) -> LiveSample | None:
         return self._running.get(key)
 
-    def all_running(self) -> Iterable[Running]:
+    def all_running(self) -> Iterable[LiveSample]:
         return list(self._running.values())
 
     def session_ids(self) -> list[str]:
@@ -115,7 +115,7 @@ class Dispatcher:
         return list(self._by_session)
 
     def reconfigure(self, settings: Settings) -> None:
-        self.room.reconfigure(settings)
+        self.quota.reconfigure(settings)
 
     @property
     def refilling(self) -> bool:
@@ -172,12 +172,12 @@ class Dispatcher:
         target: Target,
         caller: Caller,
         now_s: float,
-    ) -> Running:
+    ) -> LiveSample:
         held_bytes = spec.size_bytes + _SAMPLE_OVERHEAD_BYTES
         full = now_s < self._full_until_s
-        holding = self.room.take(caller, held_bytes, store_full=full, store_refilling=self._is_refilling(now_s))
+        holding = self.quota.take(caller, held_bytes, store_full=full, store_refilling=self._is_refilling(now_s))
         claim = Claim(self.owner, _FIRST_ATTEMPT, spec.num_samples, spec.digest)
-        running = Running(session, key, spec, claim, target, held_bytes, holding)
+        running = LiveSample(session, key, spec, claim, target, held_bytes, holding)
         # No await between the look and this line: the second of two equal submissions finds the first.
         self._running[key] = running
         of_session = self._by_session.get(session.session_id)
@@ -186,12 +186,12 @@ class Dispatcher:
         of_session.add(running)
         return running
 
-    async def _begin(self, running: Running, asked_s: float) -> Header | None:
+    async def _begin(self, running: LiveSample, asked_s: float) -> Header | None:
         """Enter it into the store and start it; the header of who was first when that was not us."""
         try:
             first = await self._store.begin(running.key, running.claim)
         except StoreUnavailable as error:
-            self.room.count_rejection("store", running.holding.tally)
+            self.quota.count_rejection("store", running.holding.tally)
             if error.maybe_done:
                 running.task = asyncio.create_task(self._begin_until_known(running))
             else:
@@ -200,7 +200,7 @@ class Dispatcher:
         except StoreError as error:
             if isinstance(error, StoreFull):
                 self._note_full()
-            self.room.count_rejection("store", running.holding.tally)
+            self.quota.count_rejection("store", running.holding.tally)
             self._abandon(running, error)
             raise
         except asyncio.CancelledError:
@@ -210,7 +210,7 @@ class Dispatcher:
         self._note_accepting(self._clock.monotonic_s() - asked_s)
         return self._begun(running, first)
 
-    def _begun(self, running: Running, first: Header | None) -> Header | None:
+    def _begun(self, running: LiveSample, first: Header | None) -> Header | None:
         if first is not None and not self._is_ours(first, running):
             running.was_first(first)
             self._disown(running)
@@ -222,7 +222,7 @@ class Dispatcher:
         running.task = self._loop.create_task(self._run(running))
         return None
 
-    async def _begin_until_known(self, running: Running) -> None:
+    async def _begin_until_known(self, running: LiveSample) -> None:
         """The reply to `begin` was lost. Only when the store tells who is first is it known whether to run it."""
         pause_s = STORE_RETRY_FIRST_S
         refusals = 0
@@ -242,12 +242,12 @@ class Dispatcher:
                 self._begun(running, first)
                 return
 
-    async def _begin_unless_refilling(self, running: Running) -> Header | None:
+    async def _begin_unless_refilling(self, running: LiveSample) -> Header | None:
         if self.refilling:
             raise StoreUnavailable("the store is being refilled", maybe_done=False)
         return await self._store.begin(running.key, running.claim)
 
-    def _is_ours(self, first: Header, running: Running) -> bool:
+    def _is_ours(self, first: Header, running: LiveSample) -> bool:
         """A record of this very claim: the begin before it was done, and its reply was lost."""
         return first.state is State.PENDING and first.claim == running.claim
 
@@ -258,7 +258,7 @@ class Dispatcher:
 
     # -- the sample's task --------------------------------------------------------------------------------------
 
-    async def _run(self, running: Running) -> None:
+    async def _run(self, running: LiveSample) -> None:
         try:
             ending = await self._execute(running)
             ended_s = self._clock.monotonic_s()
@@ -269,7 +269,7 @@ class Dispatcher:
         finally:
             self._release(running)
 
-    async def _execute(self, running: Running) -> Ending:
+    async def _execute(self, running: LiveSample) -> Ending:
         if (stop := running.ending()) is not None:
             return stop
         running.phase = Phase.EXECUTING
@@ -287,7 +287,7 @@ class Dispatcher:
         finally:
             running.phase = Phase.SETTLING
 
-    def _tell(self, running: Running, ending: Ending, settled: Settled | None, settled_s: float) -> None:
+    def _tell(self, running: LiveSample, ending: Ending, settled: Settled | None, settled_s: float) -> None:
         """Tell who waits, here and elsewhere. `settled`: None when the store takes no ending of it at all."""
         key = running.key
         if settled is Settled.REFUSED and running.stop is None:
@@ -307,7 +307,7 @@ class Dispatcher:
             return
         record = Record(Header(ending.state, running.claim), memoryview(ending.payload))
         if not self._waiters.settled(key, record) and settled is not None:
-            self.fresh.keep(key, record, settled_s)
+            self.just_settled.keep(key, record, settled_s)
 
     # -- ending samples from outside ----------------------------------------------------------------------------
 
@@ -326,14 +326,14 @@ class Dispatcher:
 
     def drain(self) -> None:
         """Take nothing more; what runs goes on."""
-        self.room.draining = True
+        self.quota.draining = True
 
     def orphan_all(self) -> int:
         """The drain deadline: the SDK submits what still runs again, elsewhere. Returns how many."""
         return end_all(self.all_running(), State.ORPHANED)
 
     async def wait_idle(self) -> None:
-        await self.room.wait_idle()
+        await self.quota.wait_idle()
 
     async def close(self) -> None:
         """Give up every task without settling: the store is closing, the reaper does the rest."""
@@ -347,29 +347,29 @@ class Dispatcher:
 
     # -- bookkeeping --------------------------------------------------------------------------------------------
 
-    def _hold(self, running: Running, more_bytes: int) -> None:
+    def _hold(self, running: LiveSample, more_bytes: int) -> None:
         running.held_bytes += more_bytes
-        self.room.grow(running.holding, more_bytes)
+        self.quota.grow(running.holding, more_bytes)
 
-    def _release(self, running: Running) -> None:
+    def _release(self, running: LiveSample) -> None:
         if self._running.get(running.key) is running:
             del self._running[running.key]
             self._forget_of_session(running)
-            self.room.release(running.holding, running.held_bytes)
+            self.quota.release(running.holding, running.held_bytes)
 
-    def _forget_of_session(self, running: Running) -> None:
+    def _forget_of_session(self, running: LiveSample) -> None:
         session_id = running.session.session_id
         of_session = self._by_session[session_id]
         of_session.remove(running)
         if not of_session:
             del self._by_session[session_id]
 
-    def _abandon(self, running: Running, error: StoreError) -> None:
+    def _abandon(self, running: LiveSample, error: StoreError) -> None:
         """It was never begun, and will not be."""
         running.not_known(error)
         self._disown(running)
 
-    def _disown(self, running: Running) -> None:
+    def _disown(self, running: LiveSample) -> None:
         """It is not ours after all: polls that relied on us to wake them must look for themselves."""
         self._release(running)
         self._waiters.settled(running.key, None)

@@ -11,7 +11,7 @@ from shared.core import retry
 from shared.core.faults import Fault, FaultClass, too_large
 from shared.core.lifecycle import State
 from shared.core.result import LARGEST_RESULT_BYTES
-from shared.loop.turns import Turns
+from shared.loop.turns import TurnLimit
 from shared.wire import vllm
 from shared.wire.sdk import result as proto
 from workers.samples.live import Ending
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from shared.core.upstream_protocol import UpstreamProtocol
     from shared.counters import Counters
     from shared.wire.json_arrays import Body
-    from workers.samples.live import Running
+    from workers.samples.live import LiveSample
     from workers.upstream.adapters import Adapters
     from workers.upstream.forwarder import Forwarder
     from workers.upstream.pool import UpstreamPool
     from workers.upstream.upstream import Upstream
 
-    MarkPaused = Callable[[Running, bool], None]
+    MarkPaused = Callable[[LiveSample, bool], None]
 
 T = TypeVar("T")
 
@@ -72,12 +72,12 @@ class Executor:
         self._sleep = sleep
         self._mark_paused = mark_paused or _mark_nothing
         self.paused = 0
-        self._turns = Turns(_EXCHANGES_PER_TURN)
+        self._turns = TurnLimit(_EXCHANGES_PER_TURN)
         self._weights = WeightNews(counters, clock)
         # One large one at a time: their threads share the interpreter with the loop.
         self._large = asyncio.Lock()
 
-    async def execute(self, running: Running) -> Ending:
+    async def execute(self, running: LiveSample) -> Ending:
         """The sample's ending. Cancelling closes the upstream connection."""
         budget = retry.UNUSED
         avoid: Upstream | None = None
@@ -95,7 +95,7 @@ class Executor:
         return Ending(State.ORPHANED)
 
     async def _attempt_somewhere(
-        self, running: Running, attempt: int, avoid: Upstream | None
+        self, running: LiveSample, attempt: int, avoid: Upstream | None
     ) -> tuple[Upstream | None, bytes | Fault]:
         """Who was asked, if anybody was, and what came of it."""
         adapter = running.target.adapter
@@ -118,32 +118,32 @@ class Executor:
             outcome = self._adapters.lost(adapter, upstream, outcome)
         return upstream, outcome
 
-    async def _place(self, running: Running, adapter: Adapter) -> Fault | None:
+    async def _place(self, running: LiveSample, adapter: Adapter) -> Fault | None:
         if self._adapters.ready(adapter):
             return None
         return await self._paused(running, f"{adapter.path} is being loaded", self._adapters.place(adapter))
 
     async def _attempt(
-        self, running: Running, upstream: Upstream, attempt: int, protocol: UpstreamProtocol
+        self, running: LiveSample, upstream: Upstream, attempt: int, protocol: UpstreamProtocol
     ) -> bytes | Fault:
         """The encoded result, or why there is none."""
         target = running.target
         calls = vllm.plan_calls(running.spec, target.upstream_name, target.context_tokens, protocol)
         decoded: list[vllm.Decoded] = []
         # Those that an upstream has dropped come here all at once.
-        party = running.holding.digest
+        key_digest = running.holding.digest
         if not self._turns.try_take():
-            await self._turns.take(party)
+            await self._turns.wait(key_digest)
         for call in calls:
             self._counters.attempts += 1
             upstream.sent += 1
             url = upstream.samples_url(call.protocol)
             headers = _headers(running, call, attempt)
-            body = await self._forwarder.post(upstream, url, call.body, headers, party)
+            body = await self._forwarder.post(upstream, url, call.body, headers, key_digest)
             if isinstance(body, Fault):
                 return body
             if not self._turns.try_take():
-                await self._turns.take(party)
+                await self._turns.wait(key_digest)
             if len(body) <= _LARGE_BYTES:
                 reply = vllm.decode_reply(call, running.spec, body)
             else:
@@ -165,7 +165,7 @@ class Executor:
             await asyncio.sleep(0)
             return vllm.decode_reply(call, spec, body)
 
-    async def _encoded(self, running: Running, decoded: Sequence[vllm.Decoded]) -> bytes | Fault:
+    async def _encoded(self, running: LiveSample, decoded: Sequence[vllm.Decoded]) -> bytes | Fault:
         result = vllm.combine(running.spec, decoded)
         size_bytes = result.size_bytes
         # A greedy sample has one sequence n times: a small reply can make a result of any size.
@@ -197,7 +197,7 @@ class Executor:
             self._counters.reexecutions += 1
         return decision
 
-    async def _paused(self, running: Running, reason: str, wait: Awaitable[T]) -> T:
+    async def _paused(self, running: LiveSample, reason: str, wait: Awaitable[T]) -> T:
         """What `wait` comes to; meanwhile polls tell `reason`."""
         running.paused_reason = reason
         self.paused += 1
@@ -211,11 +211,11 @@ class Executor:
         return result
 
 
-def _mark_nothing(running: Running, paused: bool) -> None:
+def _mark_nothing(running: LiveSample, paused: bool) -> None:
     pass
 
 
-def _log_fault(running: Running, upstream: Upstream | None, fault: Fault, attempt: int) -> None:
+def _log_fault(running: LiveSample, upstream: Upstream | None, fault: Fault, attempt: int) -> None:
     """Without the upstream's words: they may quote the prompt."""
     if log.isEnabledFor(logging.DEBUG):
         asked = upstream.url if upstream is not None else None
@@ -223,7 +223,7 @@ def _log_fault(running: Running, upstream: Upstream | None, fault: Fault, attemp
         log.debug("attempt failed" if asked else "nobody was asked", extra={**fields, "class": fault.kind.value})
 
 
-def _headers(running: Running, call: vllm.UpstreamCall, attempt: int) -> dict[str, str]:
+def _headers(running: LiveSample, call: vllm.UpstreamCall, attempt: int) -> dict[str, str]:
     """What lets an operator find the request in the upstream's log, and a router pin the session."""
     # The scores of the prompt are a request of their own, not a second execution of the sample.
     suffix = "" if call.sequences else "-scores"

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from shared.core.errors import StoreError, StoreRefused
-from shared.log import Damping
+from shared.log import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shared.core.model import SampleKey
     from shared.counters import Counters
     from shared.store.contract import Store
-    from workers.samples.recent_results import Settlements
+    from workers.samples.recent_results import UnfetchedResults
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +34,9 @@ _BATCH: Final = 500
 _PENDING_MAX: Final = 100_000
 
 
-class DeliveryClocks:
+class DeliveryExpiry:
     def __init__(
-        self, store: Store, settings: Settings, counters: Counters, settlements: Settlements, clock: Clock
+        self, store: Store, settings: Settings, counters: Counters, settlements: UnfetchedResults, clock: Clock
     ) -> None:
         self._store = store
         self._clock = clock
@@ -47,7 +47,7 @@ class DeliveryClocks:
         self._retrieved: list[SampleKey] = []
         self._acked: list[SampleKey] = []
         self._wanted = asyncio.Event()
-        self._damping = Damping(_LOG_EVERY_S)
+        self._damping = Throttle(_LOG_EVERY_S)
 
     def handed_over(self, key: SampleKey) -> None:
         settled_s = self._settlements.handed_over(key)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from shared.core import ids
 from shared.core.errors import Overloaded
 from shared.core.lifecycle import State
-from shared.core.model import Changing, Frozen
+from shared.core.model import Entity, Value
 from shared.core.record import Header
 from shared.loop.slices import in_slices
 from shared.wire.sdk.calls import failure_body
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DUPLICATE_WAITS_S: Final = 10.0
 
 
-class Ending(Frozen, frozen=True):
+class Ending(Value, frozen=True):
     """A terminal state and its payload, decided but not yet written."""
 
     state: State
@@ -47,10 +47,10 @@ class Phase(Enum):
 
 
 class Executes(Protocol):
-    async def execute(self, running: Running) -> Ending: ...
+    async def execute(self, running: LiveSample) -> Ending: ...
 
 
-class Running(Changing):
+class LiveSample(Entity):
     """A sample that this worker owns, or is about to.
 
     `is_begun`: the store is known to hold it as ours; one that turns out to be another's is let go. `awaited`: made by
@@ -140,8 +140,8 @@ def _mark_retrieved(future: asyncio.Future[Header | None]) -> None:
         future.exception()
 
 
-def end_all(runnings: Iterable[Running], state: State) -> int:
+def end_all(runnings: Iterable[LiveSample], state: State) -> int:
     """Decide it for all of them now, and interrupt them in slices. Returns how many end for that."""
     ended = [running for running in runnings if running.decide(Ending(state))]
-    in_slices(Running.interrupt, ended)
+    in_slices(LiveSample.interrupt, ended)
     return len(ended)

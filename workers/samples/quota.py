@@ -35,11 +35,11 @@ _REJECTIONS: Final = {
 }
 
 
-class Room:
+class Quota:
     """`draining`: nothing more is taken."""
 
-    def __init__(self, tenants: Tenants, counters: Counters, settings: Settings) -> None:
-        self._tenants = tenants
+    def __init__(self, key_usage: KeyUsage, counters: Counters, settings: Settings) -> None:
+        self._key_usage = key_usage
         self._counters = counters
         self.reconfigure(settings)
         self._held = 0
@@ -55,16 +55,16 @@ class Room:
     def take(
         self, caller: Caller, held_bytes: int, *, store_full: bool = False, store_refilling: bool = False
     ) -> Holding:
-        """Room for one more; give what is returned back with `release`. Raises `Overloaded`."""
+        """Quota for one more; give what is returned back with `release`. Raises `Overloaded`."""
         load = Load(self._held, self.in_flight_bytes, store_full, self.draining, store_refilling)
-        rejection = admit(load, self._limits, held_bytes, self._tenants.tenancy(caller))
+        rejection = admit(load, self._limits, held_bytes, self._key_usage.tenancy(caller))
         if rejection is not None:
-            self.count_rejection(rejection.reason, self._tenants.tally(caller))
+            self.count_rejection(rejection.reason, self._key_usage.tally(caller))
             raise Overloaded(rejection.reason, rejection.message)
         self._held += 1
         self.in_flight_bytes += held_bytes
         self._idle.clear()
-        return self._tenants.take(caller, held_bytes)
+        return self._key_usage.take(caller, held_bytes)
 
     def grow(self, holding: Holding, more_bytes: int) -> None:
         """What was taken has become larger, or smaller."""
@@ -72,7 +72,7 @@ class Room:
         self.in_flight_bytes += more_bytes
 
     def release(self, holding: Holding, held_bytes: int) -> None:
-        self._tenants.release(holding, held_bytes)
+        self._key_usage.release(holding, held_bytes)
         self._held -= 1
         self.in_flight_bytes -= held_bytes
         if not self._held:
@@ -80,7 +80,7 @@ class Room:
 
     @contextmanager
     def beside(self, caller: Caller, held_bytes: int) -> Iterator[None]:
-        """Room for a request that is passed on: it counts like a sample, and leaves nothing in the store.
+        """Quota for a request that is passed on: it counts like a sample, and leaves nothing in the store.
 
         Raises `Overloaded`.
         """
@@ -120,7 +120,7 @@ class Holding:
     in_flight_bytes: int = 0
 
 
-class Tenants:
+class KeyUsage:
     """`workers`: among how many a key's limits are divided. `shared`: whether several keys are configured."""
 
     def __init__(self, workers: int, *, shared: bool) -> None:

@@ -75,7 +75,7 @@ REMEMBERED_MAX: Final = 65_536
 _SETTLED: Final = struct.Struct("=dHI16s16s")
 
 
-class Settlements:
+class UnfetchedResults:
     """In the order of settling. Times are monotonic seconds."""
 
     def __init__(self, most: int = REMEMBERED_MAX) -> None:

@@ -87,7 +87,7 @@ class Sessions:
             await self._store.drop_sessions(tag, [session_id])
             raise Overloaded(rejection.reason, rejection.message)
 
-    async def require_room(self, caller: Caller, timeout_s: float) -> None:
+    async def require_quota(self, caller: Caller, timeout_s: float) -> None:
         """Whether the caller may open a session that another server is about to make. Raises as `open`.
 
         Of several that race for the last place all get in: what that server has made cannot be taken back.

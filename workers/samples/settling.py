@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from shared.core.errors import StoreError, StoreFull, StoreRefused
 from shared.core.retry import REFUSED_BY_STORE, Next, after_refusal, may_never_fit, never_fits
-from shared.log import Damping
+from shared.log import Throttle
 from workers.samples.live import Ending, Phase
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shared.clock import Clock
     from shared.core.model import Failure
     from shared.store.contract import Settled, Store
-    from workers.samples.live import Running
+    from workers.samples.live import LiveSample
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Settler:
         store: Store,
         clock: Clock,
         ttl_s: float,
-        hold: Callable[[Running, int], None],
+        hold: Callable[[LiveSample, int], None],
         note_full: Callable[[], None],
     ) -> None:
         self._store = store
@@ -49,9 +49,9 @@ class Settler:
         self._ttl_s = ttl_s
         self.hold = hold
         self.note_full = note_full
-        self._damping = Damping(_LOG_EVERY_S)
+        self._damping = Throttle(_LOG_EVERY_S)
 
-    async def settle(self, running: Running, ending: Ending) -> tuple[Ending, Settled | None]:
+    async def settle(self, running: LiveSample, ending: Ending) -> tuple[Ending, Settled | None]:
         """What was written, and what became of that; None when the store takes no ending of this sample."""
         self.hold(running, len(ending.payload))
         try:
@@ -59,7 +59,7 @@ class Settler:
         except StoreError as error:
             return await _Kept(self, running, ending).persist(error)
 
-    def write(self, running: Running, ending: Ending) -> Awaitable[Settled]:
+    def write(self, running: LiveSample, ending: Ending) -> Awaitable[Settled]:
         """Raises `StoreError` when awaited."""
         return self._store.settle(
             running.key,
@@ -70,7 +70,7 @@ class Settler:
             now_ms=self._clock.wall_ms(),
         )
 
-    async def why_never(self, running: Running, ending: Ending) -> Failure | None:
+    async def why_never(self, running: LiveSample, ending: Ending) -> Failure | None:
         """Why a store that says it is full will not take this ending later either."""
         if not may_never_fit(len(ending.payload)):
             return None
@@ -80,7 +80,7 @@ class Settler:
             return None
         return never_fits(len(ending.payload), limit_bytes)
 
-    def log_refusal(self, error: StoreRefused, running: Running) -> None:
+    def log_refusal(self, error: StoreRefused, running: LiveSample) -> None:
         held_back = self._damping.allow("refused", self._clock.monotonic_s())
         if held_back is not None:
             log.error(
@@ -92,7 +92,7 @@ class Settler:
 class _Kept:
     """One ending that waits for the store."""
 
-    def __init__(self, settler: Settler, running: Running, ending: Ending) -> None:
+    def __init__(self, settler: Settler, running: LiveSample, ending: Ending) -> None:
         self._settler = settler
         self._running = running
         self._ending = ending

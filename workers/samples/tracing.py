@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from yarl import URL
 
     from shared.wire.json_arrays import Body
-    from workers.samples.live import Ending, Executes, Running
+    from workers.samples.live import Ending, Executes, LiveSample
     from workers.upstream.forwarder import Forwarder
     from workers.upstream.upstream import Upstream
 
@@ -75,7 +75,7 @@ class _TracedExecutor:
         self._inner = inner
         self._tracing = tracing
 
-    async def execute(self, running: Running) -> Ending:
+    async def execute(self, running: LiveSample) -> Ending:
         with self._tracing.span("sample", SpanKind.SERVER, running.trace, _attributes(running)) as span:
             running.trace = self._tracing.traceparent()
             try:
@@ -96,13 +96,13 @@ class _TracedForwarder:
         self._tracing = tracing
 
     async def post(
-        self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str], party: bytes = b""
+        self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str], key_digest: bytes = b""
     ) -> Body | Fault:
         attributes = {"server.address": upstream.url, "gateway.upstream_request_id": headers.get("X-Request-Id", "")}
         with self._tracing.span("upstream request", SpanKind.CLIENT, None, attributes) as span:
             if (traceparent := self._tracing.traceparent()) is not None:
                 headers = {**headers, "traceparent": traceparent}
-            reply = await self._inner.post(upstream, url, body, headers, party)
+            reply = await self._inner.post(upstream, url, body, headers, key_digest)
             if isinstance(reply, Fault):
                 span.set_attribute("error.type", reply.kind.value)
                 span.set_status(StatusCode.ERROR)
@@ -112,7 +112,7 @@ class _TracedForwarder:
         return getattr(self._inner, name)
 
 
-def _attributes(running: Running) -> dict[str, Any]:
+def _attributes(running: LiveSample) -> dict[str, Any]:
     return {
         "gateway.request_id": running.request_id,
         "gen_ai.request.model": running.target.upstream_name,

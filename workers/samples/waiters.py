@@ -30,7 +30,7 @@ _LATE_AT_MOST_S: Final = 0.05
 class Wake(Enum):
     LOOK = "look"  # something may have settled: read the store
     TIMEOUT = "timeout"
-    LOST = "lost"  # the client has gone away
+    CLIENT_GONE = "client_gone"  # the client has gone away
     DRAIN = "drain"  # this worker stops: send the client elsewhere
 
 
@@ -62,8 +62,8 @@ class Waiter:
     def timed_out(self) -> None:
         self.end(Wake.TIMEOUT)
 
-    def client_lost(self) -> None:
-        self.end(Wake.LOST)
+    def client_gone(self) -> None:
+        self.end(Wake.CLIENT_GONE)
 
     def wait(self) -> asyncio.Future[Wake | Record]:
         """To be awaited: what it is woken with."""

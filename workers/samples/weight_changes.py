@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from shared.log import Damping
+from shared.log import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shared.clock import Clock
     from shared.counters import Counters
-    from workers.samples.live import Running
+    from workers.samples.live import LiveSample
     from workers.upstream.upstream import Upstream
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ class WeightNews:
     def __init__(self, counters: Counters, clock: Clock) -> None:
         self._counters = counters
         self._clock = clock
-        self._damping = Damping(_SAY_EVERY_S)
+        self._damping = Throttle(_SAY_EVERY_S)
 
-    def changed(self, running: Running, upstream: Upstream, mixed: Sequence[tuple[str, ...]]) -> None:
+    def changed(self, running: LiveSample, upstream: Upstream, mixed: Sequence[tuple[str, ...]]) -> None:
         """`mixed`: the versions of each sequence in whose middle the weights changed."""
         self._counters.mixed_weights += len(mixed)
         held_back = self._damping.allow(upstream.url, self._clock.monotonic_s())

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from workers.upstream.pool import UpstreamPool
     from workers.upstream.upstream import Upstream
 
-    Place = tuple[str, Upstream]
+    AdapterAt = tuple[str, Upstream]
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +72,9 @@ class Adapters:
         self._clock = clock
         self._wait_s = wait_s
         self._sleep = sleep
-        self._loading: dict[Place, asyncio.Task[None]] = {}
-        self._refusals: dict[Place, _Refusal] = {}
-        self._lost: set[Place] = set()
+        self._loading: dict[AdapterAt, asyncio.Task[None]] = {}
+        self._refusals: dict[AdapterAt, _Refusal] = {}
+        self._lost: set[AdapterAt] = set()
 
     # -- for the routes
 
@@ -239,7 +239,7 @@ class Adapters:
         self._lost.discard(place)
         self._note(place, fault)
 
-    def _note(self, place: Place, fault: Fault | None) -> None:
+    def _note(self, place: AdapterAt, fault: Fault | None) -> None:
         before = self._refusals.pop(place, None)
         if fault is None:
             return

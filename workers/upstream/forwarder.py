@@ -69,14 +69,14 @@ class Forwarder:
         self._targets: dict[URL, tuple[Origin, str]] = {}
 
     async def post(
-        self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str], party: bytes = b""
+        self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str], key_digest: bytes = b""
     ) -> Body | Fault:
         """The body of a 200, or what went wrong. Counted in `upstream.attempts` while it lasts.
 
-        `party`: whose turn it takes where requests wait for a connection, as of `FairLine`.
+        `key_digest`: whose turn it takes where requests wait for a connection, as of `FairQueue`.
         """
         origin, start = self._targets.get(url) or self._target(url)
-        exchange = Exchange(self._clock.monotonic_s, party)
+        exchange = Exchange(self._clock.monotonic_s, key_digest)
         upstream.attempts.add(exchange)
         try:
             reply = await self._client.send(origin, _head(start, headers, len(body)), body, exchange)

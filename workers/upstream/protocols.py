@@ -18,7 +18,7 @@ from shared.core.faults import Fault, FaultClass
 from shared.core.logprobs_check import PROBE_REQUEST_ID
 from shared.core.model import Category
 from shared.core.upstream_protocol import NO_GENERATE, PROBE_BODY, ProtocolChoice, UpstreamProtocol, has_generate
-from shared.log import Damping
+from shared.log import Throttle
 from workers.upstream.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Protocols:
         self._choice = choice
         self._forwarder = forwarder
         self._clock = clock
-        self._damping = Damping(_SAY_EVERY_S)
+        self._damping = Throttle(_SAY_EVERY_S)
 
     def upstream(self, url: str) -> Upstream:
         """A new one, asked as was chosen."""

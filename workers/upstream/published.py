@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _LOOK_AGAIN_AFTER_S: Final = 0.5
 
 
-class Registry:
+class PublishedUpstreams:
     def __init__(self, store: Store, pool: UpstreamPool, of_flags: Sequence[str]) -> None:
         self._store = store
         self._pool = pool

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gateway.bench.report.report import ChaosEvent, Quantiles, Report
     from gateway.bench.report.series import Floats, Series
 
-    Value = float | None
+    Reading = float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def _cores(measured: Series, marks: Sequence[Mark]) -> Figure | None:
 
 
 def _over_in_flight(
-    title: str, rows: Sequence[Sequence[tuple[float, Value]]], keys: tuple[tuple[str, str], ...]
+    title: str, rows: Sequence[Sequence[tuple[float, Reading]]], keys: tuple[tuple[str, str], ...]
 ) -> Iterator[Figure]:
     """One figure, or none where nothing was measured."""
     values = [value for row in rows for _, value in row if value is not None]
@@ -168,7 +168,7 @@ def _wide_axis(values: Floats) -> Axis:
     return Axis(low / 1.5, max(high, low) * 1.5, told_s, logarithmic=True)
 
 
-def _middles(edges: Floats, values: Sequence[Value]) -> list[tuple[float, Value]]:
+def _middles(edges: Floats, values: Sequence[Reading]) -> list[tuple[float, Reading]]:
     """Of bins without a value nothing: a probe that waited through them is drawn where it began."""
     middles = ((edges[:-1] + edges[1:]) / 2).tolist()
     return [(middle, value) for middle, value in zip(middles, values, strict=True) if value is not None]

@@ -2,7 +2,7 @@
 
 from shared.core.upstream_protocol import UpstreamProtocol
 from shared.wire.vllm.reply import Decoded, combine, decode_reply, reads_in_parts
-from shared.wire.vllm.request import UpstreamCall, beyond_completions, place_images, plan_calls, room
+from shared.wire.vllm.request import UpstreamCall, beyond_completions, completion_budget, place_images, plan_calls
 
 __all__ = [
     "Decoded",
@@ -10,9 +10,9 @@ __all__ = [
     "UpstreamProtocol",
     "beyond_completions",
     "combine",
+    "completion_budget",
     "decode_reply",
     "place_images",
     "plan_calls",
     "reads_in_parts",
-    "room",
 ]

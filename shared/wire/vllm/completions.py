@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shared.core.result import TopK
-    from shared.wire.json_arrays import Value
+    from shared.wire.json_arrays import JsonValue
 
 _TOKEN_KEY: Final = "token_id:"
 _TOKEN: Final = re.compile(_TOKEN_KEY + "[0-9]+")
 
 
-def tokens_told(choice: Value) -> int:
+def tokens_told(choice: JsonValue) -> int:
     """How many tokens it has, however it tells them."""
     ids = choice.get("token_ids")
     scored = choice.get("logprobs")
@@ -29,7 +29,7 @@ def tokens_told(choice: Value) -> int:
     return max(len(told) if told is not None else 0 for told in (ids, values))
 
 
-def sampled(choice: Value) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def sampled(choice: JsonValue) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The sampled tokens and their logprobs. Raises `ReplyError`."""
     scored = choice.get("logprobs")
     if scored is None:
@@ -37,7 +37,7 @@ def sampled(choice: Value) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     return _token_ids(choice.get("token_ids"), scored), sampled_logprobs(scored["token_logprobs"])
 
 
-def sampled_topk(choice: Value, k: int, tokens: int) -> TopK:
+def sampled_topk(choice: JsonValue, k: int, tokens: int) -> TopK:
     """The k best at each of the `tokens` places. Raises `ReplyError`."""
     rows = json_arrays.plain(choice["logprobs"]["top_logprobs"])
     if len(rows) != tokens:
@@ -46,12 +46,12 @@ def sampled_topk(choice: Value, k: int, tokens: int) -> TopK:
     return topk_rows(ids, numbers([value for row in rows for value in row.values()]), [len(row) for row in rows], k)
 
 
-def prompt_rows(reply: Value, first_choice: Value) -> Value:
+def prompt_rows(reply: JsonValue, first_choice: JsonValue) -> JsonValue:
     """The rows of `prompt_logprobs`; None when there are none. With several choices each repeats them."""
     return first_choice.get("prompt_logprobs")
 
 
-def _token_ids(told: Value, scored: Value) -> NDArray[np.int64]:
+def _token_ids(told: JsonValue, scored: JsonValue) -> NDArray[np.int64]:
     """vLLM before `return_token_ids` tells the ids as `token_id:N` texts only."""
     return token_ids(told) if told is not None else _ids_of(json_arrays.plain(scored["tokens"]))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shared.core.model import SampleSpec
     from shared.core.result import TopK
-    from shared.wire.json_arrays import Value
+    from shared.wire.json_arrays import JsonValue
 
 # What vLLM tells in place of NaN and minus infinity, where completions answer 400. No sampled token is that unlikely.
 _CLAMPED: Final = -9999.0
@@ -34,13 +34,13 @@ class NotComputed(ReplyError):
     kind = FaultClass.REFUSED
 
 
-def tokens_told(choice: Value) -> int:
+def tokens_told(choice: JsonValue) -> int:
     """How many tokens it has."""
     ids = choice.get("token_ids")
     return len(ids) if ids is not None else 0
 
 
-def sampled(choice: Value) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def sampled(choice: JsonValue) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The sampled tokens and their logprobs. Raises `ReplyError`."""
     logprobs = sampled_logprobs([place["logprob"] for place in _content(choice)])
     if logprobs.min(initial=0.0) <= _CLAMPED:
@@ -48,7 +48,7 @@ def sampled(choice: Value) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     return token_ids(choice["token_ids"]), logprobs
 
 
-def sampled_topk(choice: Value, k: int, tokens: int) -> TopK:
+def sampled_topk(choice: JsonValue, k: int, tokens: int) -> TopK:
     """The k best at each of the `tokens` places. Raises `ReplyError`."""
     rows = [json_arrays.plain(place["top_logprobs"]) for place in _content(choice)]
     if len(rows) != tokens or not all(rows):
@@ -58,7 +58,7 @@ def sampled_topk(choice: Value, k: int, tokens: int) -> TopK:
     return topk_rows(ids, numbers([entry["logprob"] for entry in entries]), [len(row) for row in rows], k)
 
 
-def prompt_rows(reply: Value, first_choice: Value) -> Value:
+def prompt_rows(reply: JsonValue, first_choice: JsonValue) -> JsonValue:
     """The rows of `prompt_logprobs`; None when there are none. They are told once, for all choices."""
     return reply.get("prompt_logprobs")
 
@@ -69,7 +69,7 @@ class ImagesLeftOut(ReplyError):
     kind = FaultClass.REFUSED
 
 
-def with_images_expanded(spec: SampleSpec, reply: Value) -> SampleSpec:
+def with_images_expanded(spec: SampleSpec, reply: JsonValue) -> SampleSpec:
     """`spec` with the prompt that vLLM made of its images. Raises `ReplyError` unless it took all of them."""
     places = reply.get("mm_placeholders")
     taken = _taken(json_arrays.plain(places)) if places is not None else 0
@@ -87,7 +87,7 @@ def _taken(places: dict[str, Any]) -> int:
     return len(told)
 
 
-def weight_versions(choice: Value) -> tuple[str, ...]:
+def weight_versions(choice: JsonValue) -> tuple[str, ...]:
     """The versions of the weights that made its tokens, each once, in their order; empty where it is not told.
 
     For information only: no generation is thrown away for it.
@@ -100,7 +100,7 @@ def weight_versions(choice: Value) -> tuple[str, ...]:
     return tuple(dict.fromkeys(told))
 
 
-def _content(choice: Value) -> Any:
+def _content(choice: JsonValue) -> Any:
     scored = choice.get("logprobs")
     content = scored.get("content") if scored is not None else None
     if content is None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shared.wire.json_arrays import Body, Value
+    from shared.wire.json_arrays import Body, JsonValue
 
     Array = NDArray[Any]
 
@@ -52,14 +52,14 @@ class _Span(NamedTuple):
 
     start: int
     end: int
-    read: Callable[[Value], Array] | None
+    read: Callable[[JsonValue], Array] | None
 
 
 # A comma, last in the match, between two elements. Never the array's last byte: something must follow.
 _BETWEEN_NUMBERS: Final = re.compile(rb",(?=[0-9-])")
 
 
-def load(body: Body, choices: int, piece_bytes: int = _PIECE_BYTES, prompt: bytes = b"") -> Value | None:
+def load(body: Body, choices: int, piece_bytes: int = _PIECE_BYTES, prompt: bytes = b"") -> JsonValue | None:
     """What `document.load` makes of `body`, without the values of `text_offset`, `tokens` and `top_logprobs`.
 
     `prompt`: to be left out, as of `without_prompt`; empty where nothing is. None when there are not as many choices,
@@ -92,7 +92,7 @@ def without_prompt(body: Body, prompt: bytes) -> Body:
     return b"".join((*rest, view[kept_to:])) if rest else body
 
 
-def _load(body: Body, choices: int, reader: _Reader, prompt: bytes) -> Value:
+def _load(body: Body, choices: int, reader: _Reader, prompt: bytes) -> JsonValue:
     rest: list[bytes | memoryview] = []
     arrays: dict[int, Array] = {}
     at = 0
@@ -153,7 +153,7 @@ def _behind(body: Body, key: bytes, at: int) -> int:
 class _Reader:
     """Of the arrays of one body."""
 
-    def __init__(self, body: Body, parse: Callable[[Body], Value], piece_bytes: int) -> None:
+    def __init__(self, body: Body, parse: Callable[[Body], JsonValue], piece_bytes: int) -> None:
         self._body = body
         self._parse = parse
         self._piece_bytes = piece_bytes
@@ -179,26 +179,26 @@ class Assembled:
 
     __slots__ = ("_arrays", "_value")
 
-    def __init__(self, value: Value, arrays: Mapping[int, Array]) -> None:
+    def __init__(self, value: JsonValue, arrays: Mapping[int, Array]) -> None:
         self._value = value
         self._arrays = arrays
 
-    def __getitem__(self, key: Any) -> Value:
+    def __getitem__(self, key: Any) -> JsonValue:
         return self._placed(self._value[key])
 
-    def get(self, key: str) -> Value:
+    def get(self, key: str) -> JsonValue:
         return self._placed(self._value.get(key))
 
     def __len__(self) -> int:
         return len(self._value)
 
-    def __iter__(self) -> Iterator[Value]:
+    def __iter__(self) -> Iterator[JsonValue]:
         return map(self._placed, self._value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._value, name)
 
-    def _placed(self, found: Value) -> Value:
+    def _placed(self, found: JsonValue) -> JsonValue:
         if type(found) is int:
             return self._arrays.get(found, found)
         return Assembled(found, self._arrays) if json_arrays.is_container(found) else found

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shared.core.faults import Fault, FaultClass, upstream_words
-from shared.core.model import Frozen
+from shared.core.model import Value
 from shared.core.result import PromptScores, SampleResult, SequenceResult
 from shared.core.upstream_protocol import UpstreamProtocol
 from shared.wire import json_arrays
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from shared.core.model import SampleSpec
     from shared.core.result import TopK
-    from shared.wire.json_arrays import Body, Value
+    from shared.wire.json_arrays import Body, JsonValue
     from shared.wire.vllm.request import UpstreamCall
 
 _INT32_MAX: Final = 2**31 - 1
@@ -41,17 +41,17 @@ _LONG_PROMPT_BYTES: Final = 4 * 1024
 class _Reader(Protocol):
     """How the choices of one endpoint are read; a module for each."""
 
-    def tokens_told(self, choice: Value) -> int: ...
-    def sampled(self, choice: Value) -> tuple[NDArray[np.int64], NDArray[np.float64]]: ...
-    def sampled_topk(self, choice: Value, k: int, tokens: int) -> TopK: ...
-    def prompt_rows(self, reply: Value, first_choice: Value) -> Value: ...
+    def tokens_told(self, choice: JsonValue) -> int: ...
+    def sampled(self, choice: JsonValue) -> tuple[NDArray[np.int64], NDArray[np.float64]]: ...
+    def sampled_topk(self, choice: JsonValue, k: int, tokens: int) -> TopK: ...
+    def prompt_rows(self, reply: JsonValue, first_choice: JsonValue) -> JsonValue: ...
 
 
 # By identity: to look a member of an Enum up by its hash costs as much as to read a short logprob list.
 _GENERATE: Final = UpstreamProtocol.GENERATE
 
 
-class Decoded(Frozen, frozen=True):
+class Decoded(Value, frozen=True):
     """One reply. `sequences` in the order of their index; `cached_tokens`: prompt tokens found in the prefix cache.
 
     `mixed`: for each sequence in whose middle the weights changed, their versions.
@@ -72,7 +72,7 @@ class _AbortedError(Exception):
 
 
 def decode_reply(
-    call: UpstreamCall, spec: SampleSpec, body: Body, load: Callable[[Body], Value] | None = None
+    call: UpstreamCall, spec: SampleSpec, body: Body, load: Callable[[Body], JsonValue] | None = None
 ) -> Decoded | Fault:
     """The sequences and scores in the body of a 200, or why it is no result.
 
@@ -112,7 +112,7 @@ def _decode_plain(call: UpstreamCall, body: Body) -> Decoded | None:
     return Decoded(sequences, None, _cached_tokens(reply)) if sequences is not None else None
 
 
-def _load_instead(rest: Body, body: Body) -> Value:
+def _load_instead(rest: Body, body: Body) -> JsonValue:
     return json_arrays.load(rest)
 
 
@@ -123,7 +123,9 @@ def _decode_in_parts(call: UpstreamCall, spec: SampleSpec, body: Body, prompt: b
     return decoded if isinstance(decoded, Decoded) else None
 
 
-def _decode_whole(call: UpstreamCall, spec: SampleSpec, body: Body, load: Callable[[Body], Value]) -> Decoded | Fault:
+def _decode_whole(
+    call: UpstreamCall, spec: SampleSpec, body: Body, load: Callable[[Body], JsonValue]
+) -> Decoded | Fault:
     try:
         return _decode(call, spec, _loaded(body, load))
     except _AbortedError as aborted:
@@ -149,7 +151,7 @@ def combine(spec: SampleSpec, decoded: Sequence[Decoded]) -> SampleResult:
     return SampleResult(sequences, scores, decoded[-1].cached_tokens)
 
 
-def _loaded(body: Body, load: Callable[[Body], Value]) -> Value:
+def _loaded(body: Body, load: Callable[[Body], JsonValue]) -> JsonValue:
     try:
         reply = load(body)
         look_up = reply.get
@@ -177,7 +179,7 @@ def _what_it_is(body: Body) -> str:
     return "what is no JSON object, or was cut"
 
 
-def _decode(call: UpstreamCall, spec: SampleSpec, reply: Value) -> Decoded:
+def _decode(call: UpstreamCall, spec: SampleSpec, reply: JsonValue) -> Decoded:
     generates = call.protocol is _GENERATE
     reader: _Reader = generate if generates else completions
     choices = _choices_in_order(reader, reply["choices"], max(call.sequences, 1))
@@ -188,7 +190,7 @@ def _decode(call: UpstreamCall, spec: SampleSpec, reply: Value) -> Decoded:
     return Decoded(sequences, scores, _cached_tokens(reply), _mixed(choices) if generates and sequences else ())
 
 
-def _choices_in_order(reader: _Reader, choices: Value, wanted: int) -> list[Value]:
+def _choices_in_order(reader: _Reader, choices: JsonValue, wanted: int) -> list[JsonValue]:
     """One aborted choice spoils all: they belong to one promise."""
     if (
         wanted == 1
@@ -207,7 +209,7 @@ def _choices_in_order(reader: _Reader, choices: Value, wanted: int) -> list[Valu
     return [by_index[index] for index in range(wanted)]
 
 
-def _sequence(reader: _Reader, spec: SampleSpec, choice: Value) -> SequenceResult:
+def _sequence(reader: _Reader, spec: SampleSpec, choice: JsonValue) -> SequenceResult:
     finish_reason = choice.get("finish_reason")
     if finish_reason not in STOP_REASONS:
         raise ReplyError(f"with the finish_reason {finish_reason!r}")
@@ -219,12 +221,12 @@ def _sequence(reader: _Reader, spec: SampleSpec, choice: Value) -> SequenceResul
     return SequenceResult(tokens.astype("<i4").tobytes(), packed(logprobs), STOP_REASONS[finish_reason], topk)
 
 
-def _mixed(choices: Sequence[Value]) -> tuple[tuple[str, ...], ...]:
+def _mixed(choices: Sequence[JsonValue]) -> tuple[tuple[str, ...], ...]:
     told = (generate.weight_versions(choice) for choice in choices)
     return tuple(versions for versions in told if len(versions) > 1)
 
 
-def _cached_tokens(reply: Value) -> int:
+def _cached_tokens(reply: JsonValue) -> int:
     """Told for information only, and by some servers not at all: no generation is thrown away for it."""
     try:
         cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]

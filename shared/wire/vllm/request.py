@@ -29,7 +29,7 @@ import orjson
 from msgspec.structs import replace
 
 from shared.core.errors import BadRequest
-from shared.core.model import IMAGE_MARK, Frozen
+from shared.core.model import IMAGE_MARK, Value
 from shared.core.upstream_protocol import UpstreamProtocol
 from shared.wire.sdk.sample_cache import Recent
 
@@ -47,7 +47,7 @@ _LONGEST_WRITTEN_BYTES: Final = 4096
 _written: Final[Recent[tuple[Any, ...], tuple[bytes, ...]]] = Recent(_WRITTEN)
 
 
-class UpstreamCall(Frozen, frozen=True):
+class UpstreamCall(Value, frozen=True):
     """One POST of an attempt. `sequences`: how many of its choices are kept; `scores`: the prompt's too."""
 
     body: bytes
@@ -66,7 +66,7 @@ def beyond_completions(spec: SampleSpec) -> str | None:
     return None
 
 
-def room(spec: SampleSpec, context_tokens: int | None) -> int:
+def completion_budget(spec: SampleSpec, context_tokens: int | None) -> int:
     """How many tokens to ask for: as many as wanted and as the context leaves.
 
     Raises `BadRequest` when the prompt leaves nothing, in the words that users of the hosted service match on.
@@ -95,7 +95,7 @@ def plan_calls(
 
     What is `beyond_completions` is for the other protocol only; that is the caller's to see to.
     """
-    max_tokens = room(spec, context_tokens)
+    max_tokens = completion_budget(spec, context_tokens)
     choices = _distinct_choices(spec)
     scored = spec.wants_prompt_scores
     if not scored or choices == 1:

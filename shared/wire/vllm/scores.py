@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shared.core.model import SampleSpec
-    from shared.wire.json_arrays import Value
+    from shared.wire.json_arrays import JsonValue
 
 _INT32_MAX: Final = 2**31 - 1
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
@@ -31,7 +31,7 @@ class ReplyError(Exception):
     kind = FaultClass.AMBIGUOUS
 
 
-def token_ids(told: Value) -> NDArray[np.int64]:
+def token_ids(told: JsonValue) -> NDArray[np.int64]:
     """int64[len], all in 0 .. 2**31 - 1. Raises `ReplyError`."""
     try:
         ids = json_arrays.integers(told)
@@ -43,7 +43,7 @@ def token_ids(told: Value) -> NDArray[np.int64]:
     return ids
 
 
-def sampled_logprobs(told: Value) -> NDArray[np.float64]:
+def sampled_logprobs(told: JsonValue) -> NDArray[np.float64]:
     """float64[len]. Raises `ReplyError`."""
     try:
         return json_arrays.floats(told)
@@ -109,7 +109,7 @@ def topk_rows(ids: NDArray[np.int64], logprobs: NDArray[np.float64], lengths: Se
     return TopK(best_ids.astype("<i4").tobytes(), packed(best_logprobs), k, len(counts))
 
 
-def prompt_scores(spec: SampleSpec, told: Value) -> PromptScores:
+def prompt_scores(spec: SampleSpec, told: JsonValue) -> PromptScores:
     rows = json_arrays.plain(told) if told is not None else None
     if rows is None or len(rows) != spec.prompt_tokens:
         count = "no" if rows is None else len(rows)

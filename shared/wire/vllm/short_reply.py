@@ -14,7 +14,7 @@ from shared.core.result import SequenceResult, StopReason
 from shared.wire import json_arrays
 
 if TYPE_CHECKING:
-    from shared.wire.json_arrays import Body, Value
+    from shared.wire.json_arrays import Body, JsonValue
 
 STOP_REASONS: Final = {
     "stop": StopReason.STOP,
@@ -34,7 +34,7 @@ _SMALL: Final = bytes(byte for byte in range(256) if byte & 0x7F < 0x47)
 _parse: Final = json_arrays.piece_parser()
 
 
-def load(body: Body) -> Value | None:
+def load(body: Body) -> JsonValue | None:
     """None where it is no JSON, or there is no pysimdjson. To be let go before the next one is loaded."""
     try:
         return _parse(body) if _parse is not None else None
@@ -42,7 +42,7 @@ def load(body: Body) -> Value | None:
         return None
 
 
-def sequences(reply: Value, wanted: int) -> tuple[SequenceResult, ...] | None:
+def sequences(reply: JsonValue, wanted: int) -> tuple[SequenceResult, ...] | None:
     """Those of `reply`. None when there is anything unusual about it."""
     try:
         # To look up a key that is not there costs five times as much as to list those that are.
@@ -57,7 +57,7 @@ def sequences(reply: Value, wanted: int) -> tuple[SequenceResult, ...] | None:
     return tuple(found)
 
 
-def _sequence(choice: Value, index: int) -> SequenceResult:
+def _sequence(choice: JsonValue, index: int) -> SequenceResult:
     """Raises one of `UNREADABLE`."""
     logprobs, tokens = choice["logprobs"]["token_logprobs"], choice["token_ids"]
     reason = STOP_REASONS[choice["finish_reason"]]
@@ -67,12 +67,12 @@ def _sequence(choice: Value, index: int) -> SequenceResult:
     return SequenceResult(_token_ids(tokens, count), _logprobs(logprobs, count), reason)
 
 
-def _begins_flat(array: Value) -> bool:
+def _begins_flat(array: JsonValue) -> bool:
     """As far as `document` looks: a buffer of as many numbers as there are elements may still come of nested arrays."""
     return not len(array) or type(array[0]) in _NUMBERS
 
 
-def _token_ids(told: Value, count: int) -> bytes:
+def _token_ids(told: JsonValue, count: int) -> bytes:
     """int32, of 64-bit integers whose upper halves are zero, and whose lower ones are positive."""
     halves = np.frombuffer(told.as_buffer(of_type="i"), _INT32)
     ids, upper = halves[::2].tobytes(), halves[1::2].tobytes()
@@ -82,7 +82,7 @@ def _token_ids(told: Value, count: int) -> bytes:
     return ids
 
 
-def _logprobs(told: Value, count: int) -> bytes:
+def _logprobs(told: JsonValue, count: int) -> bytes:
     """float32"""
     buffer = told.as_buffer(of_type="d")
     raw = bytes(buffer)

@@ -70,7 +70,7 @@ class Route:
             await self.held.wait()
         return self.reply or Said(200, request.body, on_delivered=self._count)
 
-    def left(self, path: str) -> None:
+    def client_left(self, path: str) -> None:
         self.gone.append(path)
 
     def _count(self) -> None:

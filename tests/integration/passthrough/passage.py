@@ -10,8 +10,8 @@ from tests.app_bench import AppBench
 from tests.integration.http.edge_server import Client, Served, serving_app
 from tests.integration.passthrough.raw_upstream import RawUpstream, raw_upstream, soon
 from tests.waiting import until
-from workers.passing.openai import Engines
-from workers.passing.training_server import Trainer
+from workers.passing.openai import OpenAiProxy
+from workers.passing.training_server import TrainingServer
 from workers.upstream.connector import make_session, make_training_session
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Edge:
 @dataclass
 class Passage(Edge):
     upstream: RawUpstream
-    trainer: Trainer
+    trainer: TrainingServer
 
 
 @dataclass
@@ -64,7 +64,7 @@ async def training_passage(
     """The raw server is a training server, under a path prefix."""
     async with raw_upstream() as upstream, serving_bench(limits, **settings) as (bench, served):
         async with make_training_session(bench.settings, None) as session:
-            trainer = Trainer(upstream.url + "/prefix", session, api_key=api_key, forward_key=forward_key)
+            trainer = TrainingServer(upstream.url + "/prefix", session, api_key=api_key, forward_key=forward_key)
             bench.use(trainer=trainer)
             yield Passage(served, bench, upstream, trainer)
 
@@ -76,7 +76,9 @@ async def openai_passage(**settings: Any) -> AsyncIterator[OpenAiPassage]:
     async with raw_upstream() as first, raw_upstream() as second, serving_bench(None, **settings) as (bench, served):
         bench.pool.replace([first.url, second.url])
         async with make_session(bench.settings, None) as session:
-            engines = Engines(bench.pool, session, bench.counters, bench.clock, 60.0, lambda: 0.5, sleep=bench.sleep)
+            engines = OpenAiProxy(
+                bench.pool, session, bench.counters, bench.clock, 60.0, lambda: 0.5, sleep=bench.sleep
+            )
             bench.use(engines=engines)
             yield OpenAiPassage(served, bench, first, second)
 

@@ -102,11 +102,11 @@ async def test_events_are_passed_on_one_by_one(passage: OpenAiPassage) -> None:
     await client.send(chat(stream=True))
     first = await client.read_until(b"data: 1\n\n\r\n")
     assert head_of(first)["content-type"] == "text/event-stream"
-    assert passage.bench.dispatcher.room.passed_in_flight == 1
+    assert passage.bench.dispatcher.quota.passed_in_flight == 1
     go_on.set()
     assert body_of(first + await soon(client.read_to_end())) == b"data: 1\n\ndata: [DONE]\n\n"
     client.close()
-    assert passage.bench.dispatcher.room.passed_in_flight == 0
+    assert passage.bench.dispatcher.quota.passed_in_flight == 0
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -127,7 +127,7 @@ async def test_a_client_that_leaves_closes_the_upstream_request(passage: OpenAiP
         await client.read_until(b"data: 1\n\n\r\n")
     client.close()
     await soon(passage.first.last.closed.wait())
-    await until(lambda: passage.bench.dispatcher.room.passed_in_flight == 0, "the request to be over")
+    await until(lambda: passage.bench.dispatcher.quota.passed_in_flight == 0, "the request to be over")
 
 
 async def test_a_stream_that_breaks_off_does_not_look_whole(passage: OpenAiPassage) -> None:

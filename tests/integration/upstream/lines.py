@@ -17,7 +17,7 @@ from shared.counters import Counters
 from tests.memory_store import MemoryServer, MemoryStore
 from tests.worker_bench import OWNER, TARGET, session, spec
 from workers.samples.execution import Executor
-from workers.samples.live import Running
+from workers.samples.live import LiveSample
 from workers.samples.quota import Holding
 from workers.upstream.adapter_loading import AdapterLoader
 from workers.upstream.adapters import Adapters
@@ -82,7 +82,7 @@ class Line:
         )
         wanted = spec()
         claim = Claim(OWNER, 1, 1, wanted.digest)
-        running = Running(session(), session().key(seq_id), wanted, claim, TARGET, 0, Holding(b""))
+        running = LiveSample(session(), session().key(seq_id), wanted, claim, TARGET, 0, Holding(b""))
         return (await executor.execute(running)).state
 
     async def close(self) -> None:

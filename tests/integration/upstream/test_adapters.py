@@ -24,7 +24,7 @@ from tests.memory_store import MemoryServer, MemoryStore
 from tests.waiting import until
 from tests.worker_bench import AWAY, session, spec
 from workers.samples.execution import Executor
-from workers.samples.live import Running
+from workers.samples.live import LiveSample
 from workers.samples.quota import Holding
 from workers.upstream import adapter_loading, adapters
 from workers.upstream.adapter_loading import AdapterLoader, lock_name
@@ -64,13 +64,13 @@ class Worker:
         self.executor = Executor(
             self.pool, self.adapters, forwarder, self.counters, clock, retry.Policy(), random.Random(7).random
         )
-        self.running: Running | None = None
+        self.running: LiveSample | None = None
 
     async def execute(self, seq_id: int = 1) -> Ending:
         wanted = spec()
         target = await self.adapters.target(MODEL)
         claim = Claim(self.owner, 1, 1, wanted.digest)
-        self.running = Running(session(), session().key(seq_id), wanted, claim, target, 0, Holding(b""))
+        self.running = LiveSample(session(), session().key(seq_id), wanted, claim, target, 0, Holding(b""))
         return await self.executor.execute(self.running)
 
     async def close(self) -> None:

@@ -248,7 +248,7 @@ async def test_keys_take_turns_at_a_connection_that_all_wait_for() -> None:
 
         def send(key: str, number: int) -> asyncio.Task[Reply]:
             head = HEAD.replace(b"Host: a", f"Host: {key}{number}".encode())
-            return asyncio.create_task(client.send(origin, head, b"{}", Exchange(party=key.encode())))
+            return asyncio.create_task(client.send(origin, head, b"{}", Exchange(key_digest=key.encode())))
 
         tasks = [send("flood", 0)]
         await until(lambda: len(served) == 1)
@@ -281,7 +281,7 @@ async def test_who_gave_up_waiting_is_forgotten_and_costs_its_key_no_turn() -> N
 
         def send(key: str, count: int) -> list[asyncio.Task[Reply]]:
             head = HEAD.replace(b"Host: a", f"Host: {key}".encode())
-            exchanges = [Exchange(party=key.encode()) for _ in range(count)]
+            exchanges = [Exchange(key_digest=key.encode()) for _ in range(count)]
             return [asyncio.create_task(client.send(origin, head, b"{}", exchange)) for exchange in exchanges]
 
         tasks = send("A", 1)

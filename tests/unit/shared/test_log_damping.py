@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shared.log import Damping
+from shared.log import Throttle
 
 
 def test_the_first_is_said_and_the_next_ones_are_counted() -> None:
-    damping = Damping(30.0)
+    damping = Throttle(30.0)
     assert damping.allow("a", 100.0) == 0
     assert [damping.allow("a", 100.0 + s) for s in (0.0, 1.0, 29.9)] == [None, None, None]
     assert damping.allow("a", 130.0) == 3
@@ -14,6 +14,6 @@ def test_the_first_is_said_and_the_next_ones_are_counted() -> None:
 
 
 def test_subjects_do_not_silence_each_other() -> None:
-    damping = Damping(30.0)
+    damping = Throttle(30.0)
     assert damping.allow("a", 0.0) == 0
     assert damping.allow("b", 0.0) == 0

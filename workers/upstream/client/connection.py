@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Place:
+class BodyBuffer:
     """Of `size_bytes`, to be written through `view`.
 
     A large one becomes memory page by page as it is written: a size that is only told takes none.
@@ -80,7 +80,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._reply: asyncio.Future[Reply] | None = None
         self._keeps_alive = True
         # Of a body that is read in place, and where its next bytes go.
-        self._place: Place | None = None
+        self._place: BodyBuffer | None = None
         self._missing = _NOTHING
         self._parser: Any = httptools.HttpResponseParser(self)
         self._begin()
@@ -217,7 +217,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         told = self._told_headers()
         length = int(told.get("content-length", 0)) if "transfer-encoding" not in told else 0
         if self._body_bytes < length <= self._limit_bytes:
-            self._place = Place(length)
+            self._place = BodyBuffer(length)
             self._place.view[: self._body_bytes] = b"".join(self._parts)
             self._missing = self._place.view[self._body_bytes :]
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shared.core.faults import BreakKind
-from shared.loop.turns import Turns
+from shared.loop.turns import TurnLimit
 from workers.upstream.client.port import Broken
 
 if TYPE_CHECKING:
@@ -94,17 +94,17 @@ class Dialler:
         self._family = family
         self._timeout_s = timeout_s
         self._tls = tls
-        self._turns = Turns(_DIALS_PER_TURN)
+        self._turns = TurnLimit(_DIALS_PER_TURN)
         self._cpu_s = cpu_s
         self._loop = asyncio.get_running_loop()
         self._names = Names(resolve or self._ask_the_system, self._loop.time)
 
     async def dial(
-        self, origin: Origin, made: Callable[[], UpstreamConnection], party: bytes = b""
+        self, origin: Origin, made: Callable[[], UpstreamConnection], key_digest: bytes = b""
     ) -> UpstreamConnection:
-        """A connection for `party`, as of `FairLine`, that `made` makes the protocol of. Raises `Broken`."""
+        """A connection for `key_digest`, as of `FairQueue`, that `made` makes the protocol of. Raises `Broken`."""
         # Whoever waits for its turn is not waiting for the upstream: the deadline begins after it.
-        await self._turns.take(party)
+        await self._turns.wait(key_digest)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._first_of(await self._addresses(origin), origin, made)

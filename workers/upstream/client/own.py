@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from shared.core.faults import BreakKind
-from shared.loop.turns import FairLine
+from shared.loop.turns import FairQueue
 from shared.loop.watchlist import Watchlist
 from workers.upstream.client.connection import UpstreamConnection
 from workers.upstream.client.port import Broken
@@ -47,7 +47,7 @@ class _Pool:
         # In the order in which they became idle; the value is the loop's time of that.
         self.idle: dict[UpstreamConnection, float] = {}
         # Each gets a connection, or None for the right to open one.
-        self.waiting: FairLine[asyncio.Future[UpstreamConnection | None]] = FairLine()
+        self.waiting: FairQueue[asyncio.Future[UpstreamConnection | None]] = FairQueue()
 
 
 class UpstreamClient:
@@ -90,7 +90,7 @@ class UpstreamClient:
         Raises `Broken`. Cancelling closes the connection.
         """
         pool = self._pools.get(origin) or self._pools.setdefault(origin, _Pool(origin))
-        connection = self._idle(pool) or await self._opened(pool, exchange.party)
+        connection = self._idle(pool) or await self._opened(pool, exchange.key_digest)
         reply = connection.start(head, body)
         exchange.sent(reply)
         self._reading.add(connection, self._loop.time())
@@ -121,15 +121,15 @@ class UpstreamClient:
             connection.abort()
         return None
 
-    async def _opened(self, pool: _Pool, party: bytes) -> UpstreamConnection:
+    async def _opened(self, pool: _Pool, key_digest: bytes) -> UpstreamConnection:
         if pool.waiting or not self._has_room(pool):
-            handed = await self._handed(pool, party)
+            handed = await self._handed(pool, key_digest)
             if handed is not None:
                 return handed
         else:
             self._count(pool, 1)
         try:
-            connection = await self._dialler.dial(pool.origin, partial(self._make, pool), party)
+            connection = await self._dialler.dial(pool.origin, partial(self._make, pool), key_digest)
             if not connection.is_open:
                 raise Broken(BreakKind.CLOSED_BEFORE_WRITE)
         except BaseException:
@@ -139,16 +139,16 @@ class UpstreamClient:
         self._connections.add(connection)
         return connection
 
-    async def _handed(self, pool: _Pool, party: bytes) -> UpstreamConnection | None:
+    async def _handed(self, pool: _Pool, key_digest: bytes) -> UpstreamConnection | None:
         """A connection that somebody gave back, or None for a place to open one at."""
         while True:
             waiter: asyncio.Future[UpstreamConnection | None] = self._loop.create_future()
-            pool.waiting.add(party, waiter)
+            pool.waiting.add(key_digest, waiter)
             self._close_idle()
             try:
                 connection = await waiter
             except asyncio.CancelledError:
-                pool.waiting.discard(party, waiter)
+                pool.waiting.discard(key_digest, waiter)
                 if waiter.done() and not waiter.cancelled():
                     # It was given in the turn in which we were cancelled: somebody else waits for it.
                     self._refuse(pool, waiter.result())
@@ -268,7 +268,7 @@ class UpstreamClient:
 
 
 def _first(
-    waiting: FairLine[asyncio.Future[UpstreamConnection | None]],
+    waiting: FairQueue[asyncio.Future[UpstreamConnection | None]],
 ) -> asyncio.Future[UpstreamConnection | None] | None:
     """Whose turn it is, and who has not gone away."""
     while waiting:

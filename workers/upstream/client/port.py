@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from shared.core.model import Frozen
+from shared.core.model import Value
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,7 +25,7 @@ class Broken(Exception):
         self.errno = errno
 
 
-class Reply(Frozen, frozen=True):
+class Reply(Value, frozen=True):
     """`headers` have lower-case names, and are told of other statuses than 200 only: nobody asks for the others.
 
     `whole` is False when the body was longer than the limit, and was cut there.
@@ -40,14 +40,14 @@ class Reply(Frozen, frozen=True):
 class Exchange:
     """One request, from the moment it waits for a connection. `reply` is there as soon as it was sent.
 
-    `party`: whose it is, as of `FairLine`.
+    `key_digest`: whose it is, as of `FairQueue`.
     """
 
-    __slots__ = ("begun_s", "now_s", "party", "reply", "sent_s")
+    __slots__ = ("begun_s", "key_digest", "now_s", "reply", "sent_s")
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic, party: bytes = b"") -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, key_digest: bytes = b"") -> None:
         self.now_s = now_s
-        self.party = party
+        self.key_digest = key_digest
         self.begun_s = now_s()
         self.sent_s: float | None = None
         self.reply: asyncio.Future[Reply] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.core.lifecycle import State
-from shared.core.model import Frozen, SampleSpec, SamplingParams
+from shared.core.model import SampleSpec, SamplingParams, Value
 from shared.core.record import Claim, Header, Record
 
 SPEC = SampleSpec(b"101,102", 2, 1, SamplingParams(max_tokens=4))
@@ -20,6 +20,6 @@ def test_bytes_are_not_shown() -> None:
 
 def test_values_do_not_change_and_are_compared() -> None:
     assert SPEC == SampleSpec(b"101,102", 2, 1, SamplingParams(max_tokens=4))
-    assert isinstance(SPEC, Frozen)
+    assert isinstance(SPEC, Value)
     with pytest.raises(AttributeError):
         SPEC.num_samples = 2  # type: ignore[misc]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.loop.turns import Turns
+from shared.loop.turns import TurnLimit
 
 PER_TURN = 4
 
@@ -17,18 +17,18 @@ async def turn() -> None:
 class Crowd:
     """Tasks that become ready in the same turn; `done` grows as they go on."""
 
-    def __init__(self, count: int, turns: Turns, party: bytes = b"") -> None:
+    def __init__(self, count: int, turns: TurnLimit, key_digest: bytes = b"") -> None:
         self.done: list[int] = []
-        self._party = party
+        self._party = key_digest
         self.tasks = [asyncio.create_task(self._go(number, turns)) for number in range(count)]
 
-    async def _go(self, number: int, turns: Turns) -> None:
-        await turns.take(self._party)
+    async def _go(self, number: int, turns: TurnLimit) -> None:
+        await turns.wait(self._party)
         self.done.append(number)
 
 
 async def test_a_crowd_goes_on_in_its_order_a_few_each_turn_and_others_get_in_between() -> None:
-    turns, seen = Turns(PER_TURN), []
+    turns, seen = TurnLimit(PER_TURN), []
     crowd = Crowd(5 * PER_TURN + 1, turns)
     while len(crowd.done) < len(crowd.tasks):
         before = len(crowd.done)
@@ -41,7 +41,7 @@ async def test_a_crowd_goes_on_in_its_order_a_few_each_turn_and_others_get_in_be
 
 
 async def test_a_turn_may_become_smaller_and_larger_again() -> None:
-    turns, seen = Turns(PER_TURN), []
+    turns, seen = TurnLimit(PER_TURN), []
     crowd = Crowd(10 * PER_TURN, turns)
     for turn_number in range(20):
         before = len(crowd.done)
@@ -57,7 +57,7 @@ async def test_a_turn_may_become_smaller_and_larger_again() -> None:
 
 async def test_a_crowd_of_one_key_makes_another_wait_for_one_turn_and_not_for_all() -> None:
     """E4"""
-    turns = Turns(PER_TURN)
+    turns = TurnLimit(PER_TURN)
     crowd = Crowd(10 * PER_TURN, turns, b"A")
     await turn()
     quiet = Crowd(1, turns, b"B")
@@ -70,7 +70,7 @@ async def test_a_crowd_of_one_key_makes_another_wait_for_one_turn_and_not_for_al
 
 
 async def test_few_go_on_at_once() -> None:
-    turns = Turns(PER_TURN)
+    turns = TurnLimit(PER_TURN)
     crowd = Crowd(PER_TURN, turns)
     await turn()
     assert crowd.done == list(range(PER_TURN))
@@ -82,7 +82,7 @@ async def test_few_go_on_at_once() -> None:
 
 
 async def test_nobody_goes_before_those_who_wait() -> None:
-    turns = Turns(PER_TURN)
+    turns = TurnLimit(PER_TURN)
     crowd = Crowd(3 * PER_TURN, turns)
     await turn()
     while len(turns):
@@ -94,7 +94,7 @@ async def test_nobody_goes_before_those_who_wait() -> None:
 
 
 async def test_who_is_cancelled_takes_no_room_and_holds_up_nobody() -> None:
-    turns = Turns(PER_TURN)
+    turns = TurnLimit(PER_TURN)
     crowd = Crowd(4 * PER_TURN, turns)
     await turn()
     for task in crowd.tasks[PER_TURN : 3 * PER_TURN]:
@@ -105,9 +105,9 @@ async def test_who_is_cancelled_takes_no_room_and_holds_up_nobody() -> None:
 
 
 async def test_who_was_cancelled_costs_its_key_no_turn() -> None:
-    turns = Turns(1)
-    await turns.take()
-    gone, key, other = (Crowd(count, turns, party) for count, party in ((50, b"A"), (1, b"A"), (20, b"B")))
+    turns = TurnLimit(1)
+    await turns.wait()
+    gone, key, other = (Crowd(count, turns, key_digest) for count, key_digest in ((50, b"A"), (1, b"A"), (20, b"B")))
     await turn()
     for task in gone.tasks:
         task.cancel()
@@ -119,7 +119,7 @@ async def test_who_was_cancelled_costs_its_key_no_turn() -> None:
 
 async def test_it_rests_when_there_is_nothing_to_do() -> None:
     """No callback keeps the loop awake after the last one."""
-    turns = Turns(PER_TURN)
+    turns = TurnLimit(PER_TURN)
     await Crowd(3 * PER_TURN, turns).tasks[-1]
     for _ in range(5):
         await turn()

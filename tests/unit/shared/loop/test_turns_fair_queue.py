@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.loop.turns import FairLine
+from shared.loop.turns import FairQueue
 
 
-def emptied(line: FairLine[str]) -> list[str]:
+def emptied(line: FairQueue[str]) -> list[str]:
     return [line.take() for _ in range(len(line))]
 
 
-def line_of(items: str) -> FairLine[str]:
-    """Each item's first letter is its party."""
-    line: FairLine[str] = FairLine()
+def line_of(items: str) -> FairQueue[str]:
+    """Each item's first letter is its key_digest."""
+    line: FairQueue[str] = FairQueue()
     for item in items.split():
         line.add(item[:1].encode(), item)
     return line
@@ -60,7 +60,7 @@ def test_a_party_of_which_all_have_given_up_is_forgotten() -> None:
 
 
 def test_nobody_is_there() -> None:
-    line: FairLine[str] = FairLine()
+    line: FairQueue[str] = FairQueue()
     assert not line
     with pytest.raises(IndexError, match="empty"):
         line.take()
@@ -68,12 +68,14 @@ def test_nobody_is_there() -> None:
 
 @given(st.lists(st.sampled_from("abcd"), max_size=60))
 def test_none_is_lost_and_none_waits_for_more_than_one_of_each_other_before_each_of_its_own(parties: list[str]) -> None:
-    items = [f"{party}{number}" for number, party in enumerate(parties)]
+    items = [f"{key_digest}{number}" for number, key_digest in enumerate(parties)]
     order = emptied(line_of(" ".join(items)))
     assert sorted(order) == sorted(items)
-    for party in set(parties):
-        own = [item for item in order if item.startswith(party)]
-        assert own == [item for item in items if item.startswith(party)]
+    for key_digest in set(parties):
+        own = [item for item in order if item.startswith(key_digest)]
+        assert own == [item for item in items if item.startswith(key_digest)]
         for place, item in enumerate(own):
             ahead = order[: order.index(item)]
-            assert all(sum(other.startswith(name) for other in ahead) <= place + 1 for name in set(parties) - {party})
+            assert all(
+                sum(other.startswith(name) for other in ahead) <= place + 1 for name in set(parties) - {key_digest}
+            )

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import TypeVar
 
-from shared.loop.turns import Lane
+from shared.loop.turns import TurnLimit
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ def note(started: list[T], what: T) -> bool:
 
 
 async def test_what_has_room_starts_at_once() -> None:
-    lane, started = Lane(2), list[str]()
+    lane, started = TurnLimit(2), list[str]()
     lane.enter(b"", partial(note, started, "a"))
     lane.enter(b"", partial(note, started, "b"))
     assert started == ["a", "b"]
@@ -25,7 +25,7 @@ async def test_what_has_room_starts_at_once() -> None:
 
 
 async def test_the_rest_has_the_turns_after() -> None:
-    lane, started = Lane(2), list[int]()
+    lane, started = TurnLimit(2), list[int]()
     for number in range(5):
         lane.enter(b"", partial(note, started, number))
     assert (started, len(lane)) == ([0, 1], 3)
@@ -36,7 +36,7 @@ async def test_the_rest_has_the_turns_after() -> None:
 
 
 async def test_who_comes_later_in_the_turn_waits_behind_those_that_wait() -> None:
-    lane, started = Lane(1), list[str]()
+    lane, started = TurnLimit(1), list[str]()
     for name in "abc":
         lane.enter(b"", partial(note, started, name))
     await asyncio.sleep(0)
@@ -48,7 +48,7 @@ async def test_who_comes_later_in_the_turn_waits_behind_those_that_wait() -> Non
 
 
 async def test_keys_go_in_turn() -> None:
-    lane, started = Lane(1), list[str]()
+    lane, started = TurnLimit(1), list[str]()
     for name in ("a1", "a2", "a3", "a4"):
         lane.enter(b"a", partial(note, started, name))
     lane.enter(b"b", partial(note, started, "b1"))
@@ -58,7 +58,7 @@ async def test_keys_go_in_turn() -> None:
 
 
 async def test_a_turn_in_which_nobody_waits_is_whole_again() -> None:
-    lane, started = Lane(1), list[str]()
+    lane, started = TurnLimit(1), list[str]()
     lane.enter(b"", partial(note, started, "a"))
     # The turn's end, and the loop's rest.
     for _ in range(3):
@@ -68,7 +68,7 @@ async def test_a_turn_in_which_nobody_waits_is_whole_again() -> None:
 
 
 async def test_what_starts_may_let_another_in() -> None:
-    lane, started = Lane(1), list[str]()
+    lane, started = TurnLimit(1), list[str]()
 
     def first() -> bool:
         started.append("a")
@@ -82,7 +82,7 @@ async def test_what_starts_may_let_another_in() -> None:
 
 
 async def test_what_is_let_in_by_what_had_to_wait_takes_room() -> None:
-    lane, started = Lane(2), list[str]()
+    lane, started = TurnLimit(2), list[str]()
 
     def first() -> bool:
         lane.enter(b"", partial(note, started, "c"))
@@ -96,7 +96,7 @@ async def test_what_is_let_in_by_what_had_to_wait_takes_room() -> None:
 
 
 async def test_who_has_gone_takes_no_room() -> None:
-    lane, started = Lane(1), list[str]()
+    lane, started = TurnLimit(1), list[str]()
     lane.enter(b"", partial(note, started, "a"))
     lane.enter(b"", lambda: False)
     lane.enter(b"", partial(note, started, "b"))

@@ -128,5 +128,5 @@ async def _nothing() -> Any:
 
 def test_a_client_that_left_is_counted_as_its_error() -> None:
     endpoint, counters = endpoint_of(Handler())
-    endpoint.left("/x")
+    endpoint.client_left("/x")
     assert counters.http_client_errors == 1

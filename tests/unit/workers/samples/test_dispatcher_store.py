@@ -15,7 +15,7 @@ from shared.store.recovery import REFILL_S
 from tests.garbage import garbage
 from tests.waiting import until
 from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, REPLY_LOST, WorkerBench, ask_the_store_again_soon, session
-from workers.samples.live import Ending, Phase, Running
+from workers.samples.live import Ending, LiveSample, Phase
 from workers.samples.waiters import Wake
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ async def test_what_failed_leaves_nothing_for_the_garbage_collector(bench: Worke
         await until(lambda: bench.store.commands >= before + 3)
         bench.store.fail_before = None
         await bench.dispatcher.wait_idle()
-    assert not [item for item in found if isinstance(item, StoreError | Running)]
+    assert not [item for item in found if isinstance(item, StoreError | LiveSample)]
 
 
 async def test_a_submission_whose_handler_was_cancelled_is_looked_after(bench: WorkerBench) -> None:

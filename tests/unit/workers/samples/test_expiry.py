@@ -20,8 +20,8 @@ from tests.memory_store import MemoryServer, MemoryStore
 from tests.waiting import until
 from tests.worker_bench import AWAY, OWNER
 from workers.samples import expiry as module
-from workers.samples.expiry import DeliveryClocks
-from workers.samples.recent_results import Settlements
+from workers.samples.expiry import DeliveryExpiry
+from workers.samples.recent_results import UnfetchedResults
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,8 +34,8 @@ class Bench:
         self.server = MemoryServer(ManualClock(), Random(7))
         self.store = MemoryStore(self.server)
         self.counters = Counters()
-        self.settlements = Settlements()
-        self.clocks = DeliveryClocks(self.store, SETTINGS, self.counters, self.settlements, self.server.clock)
+        self.settlements = UnfetchedResults()
+        self.clocks = DeliveryExpiry(self.store, SETTINGS, self.counters, self.settlements, self.server.clock)
 
     async def settled(self, count: int) -> list[SampleKey]:
         keys = [SampleKey("session", seq_id) for seq_id in range(count)]

@@ -11,11 +11,11 @@ from shared.config import Settings
 from shared.core.callers import ANONYMOUS
 from shared.core.errors import Overloaded
 from shared.counters import Counters
-from workers.samples.quota import Room, Tenants
+from workers.samples.quota import KeyUsage, Quota
 
 
-def room(**settings: Any) -> Room:
-    return Room(Tenants(1, shared=False), Counters(), Settings(**settings))
+def room(**settings: Any) -> Quota:
+    return Quota(KeyUsage(1, shared=False), Counters(), Settings(**settings))
 
 
 def test_what_is_passed_on_and_what_is_kept_share_the_limit() -> None:

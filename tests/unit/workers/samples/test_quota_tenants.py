@@ -13,7 +13,7 @@ from shared.core.callers import ANONYMOUS, ApiKey, Caller, KeyLimits, Keyring
 from shared.core.lifecycle import State
 from tests.app_bench import KEY_A, KEY_B, KEYS, AppBench, asleep, request_id, session_of
 from tests.waiting import until
-from workers.samples.quota import Tenants
+from workers.samples.quota import KeyUsage
 
 if TYPE_CHECKING:
     from tests.app_bench import Answered
@@ -23,36 +23,36 @@ B = Caller("b", b"b", b"B")
 
 
 def test_what_is_held_is_counted_by_key() -> None:
-    tenants = Tenants(2, shared=True)
-    first, second = tenants.take(A, 10), tenants.take(A, 20)
-    tenants.take(B, 5)
-    found = tenants.tenancy(A)
+    key_usage = KeyUsage(2, shared=True)
+    first, second = key_usage.take(A, 10), key_usage.take(A, 20)
+    key_usage.take(B, 5)
+    found = key_usage.tenancy(A)
     assert (found.in_flight, found.in_flight_bytes, found.active_keys) == (2, 30, 2)
     assert (found.max_in_flight, found.max_in_flight_bytes) == (5, None)
-    tenants.release(first, 10)
-    tenants.release(second, 20)
-    assert tenants.tenancy(A).in_flight == 0
-    assert tenants.tenancy(B).active_keys == 1, "a key that holds nothing is not active"
-    assert tenants.tenancy(A).active_keys == 2, "but for the one that asks"
+    key_usage.release(first, 10)
+    key_usage.release(second, 20)
+    assert key_usage.tenancy(A).in_flight == 0
+    assert key_usage.tenancy(B).active_keys == 1, "a key that holds nothing is not active"
+    assert key_usage.tenancy(A).active_keys == 2, "but for the one that asks"
 
 
 def test_a_name_is_counted_for_over_the_change_of_its_key() -> None:
-    tenants = Tenants(1, shared=True)
-    old, new = tenants.take(A, 10), tenants.take(Caller("a", b"n", b"N"), 20)
+    key_usage = KeyUsage(1, shared=True)
+    old, new = key_usage.take(A, 10), key_usage.take(Caller("a", b"n", b"N"), 20)
     old.tally.samples += 1
     new.tally.samples += 1
-    tenants.tally(A).rejected += 1
-    assert tenants.statuses(["a", "b"]) == (KeyStatus("a", 2, 30, samples=2, rejected=1),)
-    tenants.release(old, 10)
-    tenants.release(new, 20)
-    assert tenants.statuses(["a"]) == (KeyStatus("a", 0, 0, samples=2, rejected=1),)
-    assert tenants.statuses([]) == (), "it is in the file no more"
+    key_usage.tally(A).rejected += 1
+    assert key_usage.statuses(["a", "b"]) == (KeyStatus("a", 2, 30, samples=2, rejected=1),)
+    key_usage.release(old, 10)
+    key_usage.release(new, 20)
+    assert key_usage.statuses(["a"]) == (KeyStatus("a", 0, 0, samples=2, rejected=1),)
+    assert key_usage.statuses([]) == (), "it is in the file no more"
 
 
 def test_the_anonymous_one_is_alone() -> None:
-    tenants = Tenants(2, shared=False)
-    tenants.release(tenants.take(ANONYMOUS, 10), 10)
-    assert tenants.tenancy(ANONYMOUS) is ALONE
+    key_usage = KeyUsage(2, shared=False)
+    key_usage.release(key_usage.take(ANONYMOUS, 10), 10)
+    assert key_usage.tenancy(ANONYMOUS) is ALONE
 
 
 def limited(key: ApiKey, **limits: Any) -> ApiKey:
@@ -76,14 +76,14 @@ async def test_a_keys_cap_is_429_for_it_and_nobody_else() -> None:
     assert "its limit for this worker is 2 (max-in-flight)" in refused.json["detail"]
     assert (await ask(bench, KEY_A, 2)).status == 200, "a duplicate takes nothing"
     assert [(await ask(bench, KEY_B, seq_id)).status for seq_id in (1, 2, 3)] == [200] * 3
-    told = bench.tenants.statuses(key.name for key in KEYS)
+    told = bench.key_usage.statuses(key.name for key in KEYS)
     assert [(key.in_flight, key.samples, key.rejected) for key in told] == [(2, 2, 1), (3, 3, 0)]
     bench.executor.finish(session_of(KEY_A).key(1))
     await until(lambda: bench.dispatcher.in_flight == 4)
     assert (await ask(bench, KEY_A, 3)).status == 200
     await bench.close()
     assert bench.holds_nothing()
-    assert bench.tenants.tenancy(A).active_keys == 1
+    assert bench.key_usage.tenancy(A).active_keys == 1
 
 
 async def test_a_flood_leaves_room_for_another_key() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.core.model import SampleKey
 from shared.core.record import Claim
-from workers.samples.recent_results import Settlements
+from workers.samples.recent_results import UnfetchedResults
 
 CLAIM = Claim("0123456789abcdef", 1, 1, bytes(16))
 
@@ -14,7 +14,7 @@ def key(number: int) -> SampleKey:
 
 
 def test_what_was_fetched_is_forgotten() -> None:
-    settlements = Settlements()
+    settlements = UnfetchedResults()
     for number in range(3):
         settlements.add(key(number), CLAIM, float(number))
     settlements.fetched([key(1), key(99)])
@@ -22,7 +22,7 @@ def test_what_was_fetched_is_forgotten() -> None:
 
 
 def test_the_due_are_taken_once_and_oldest_first() -> None:
-    settlements = Settlements()
+    settlements = UnfetchedResults()
     for number in range(5):
         settlements.add(key(number), CLAIM, float(number))
     assert settlements.take_settled_before(3.0) == [key(0), key(1), key(2)]
@@ -32,7 +32,7 @@ def test_the_due_are_taken_once_and_oldest_first() -> None:
 
 
 def test_claims_come_out_as_they_went_in() -> None:
-    settlements = Settlements()
+    settlements = UnfetchedResults()
     claims = [CLAIM, Claim("fedcba9876543210", 65_535, 2**32 - 1, bytes(range(16)))]
     for number, claim in enumerate(claims):
         settlements.add(key(number), claim, 1e9 + number / 7)
@@ -41,7 +41,7 @@ def test_claims_come_out_as_they_went_in() -> None:
 
 
 def test_what_is_fetched_while_claims_are_read_disturbs_nobody() -> None:
-    settlements = Settlements()
+    settlements = UnfetchedResults()
     for number in range(3):
         settlements.add(key(number), CLAIM, 0.0)
     claims = settlements.claims()
@@ -52,7 +52,7 @@ def test_what_is_fetched_while_claims_are_read_disturbs_nobody() -> None:
 
 
 def test_memory_is_bounded_by_forgetting_the_oldest() -> None:
-    settlements = Settlements(most=10)
+    settlements = UnfetchedResults(most=10)
     for number in range(25):
         settlements.add(key(number), CLAIM, float(number))
     assert [found for found, _ in settlements.claims()] == [key(number) for number in range(15, 25)]

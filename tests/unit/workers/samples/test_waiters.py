@@ -69,9 +69,9 @@ async def test_the_deadline_is_kept_over_rearms(kind: str) -> None:
 
 async def test_the_first_final_reason_stays() -> None:
     waiter = Waiter(asyncio.get_running_loop())
-    waiter.client_lost()
+    waiter.client_gone()
     waiter.end(Wake.DRAIN)
-    assert waiter.ended is Wake.LOST
+    assert waiter.ended is Wake.CLIENT_GONE
 
 
 async def test_draining_ends_those_who_sleep_and_those_who_come() -> None:

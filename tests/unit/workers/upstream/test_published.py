@@ -14,7 +14,7 @@ from tests.memory_store import MemoryServer, MemoryStore
 from tests.waiting import until
 from tests.worker_bench import AWAY
 from workers.upstream import published as module
-from workers.upstream.published import Registry
+from workers.upstream.published import PublishedUpstreams
 
 FLAGS = ("http://flag-a", "http://flag-b")
 
@@ -47,7 +47,7 @@ class Bench:
         self.server = MemoryServer(ManualClock(), Random(7))
         self.store = CountingStore(self.server)
         self.pool = FakePool()
-        self.registry = Registry(self.store, self.pool, FLAGS)  # type: ignore[arg-type] # as far as it needs a pool
+        self.registry = PublishedUpstreams(self.store, self.pool, FLAGS)  # type: ignore[arg-type] # as far as it needs a pool
 
     async def publish(self, version: int, *urls: str) -> None:
         await self.store.offer_upstreams(UpstreamList(version, urls))

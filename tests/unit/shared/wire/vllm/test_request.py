@@ -10,7 +10,15 @@ from msgspec.structs import replace
 
 from shared.core.errors import BadRequest
 from shared.core.model import Image, SampleSpec, SamplingParams
-from shared.wire.vllm import UpstreamCall, UpstreamProtocol, beyond_completions, place_images, plan_calls, request, room
+from shared.wire.vllm import (
+    UpstreamCall,
+    UpstreamProtocol,
+    beyond_completions,
+    completion_budget,
+    place_images,
+    plan_calls,
+    request,
+)
 
 SPEC = SampleSpec(b"10,11,12", 3, 1, SamplingParams(max_tokens=4))
 
@@ -68,7 +76,7 @@ SPECS = st.builds(
 def test_what_is_written_once_for_many_is_what_is_written_for_one(
     spec: SampleSpec, model: str, protocol: UpstreamProtocol
 ) -> None:
-    max_tokens = room(spec, 1000)
+    max_tokens = completion_budget(spec, 1000)
     build = request._builder(protocol)
     # The second time most of it is known, and another one has been asked for in between.
     for _ in range(2):
@@ -115,13 +123,13 @@ def test_only_a_prompt_that_leaves_nothing_is_refused(max_tokens: int, context_t
 def test_nothing_left_and_nothing_asked_for() -> None:
     """D11"""
     with pytest.raises(BadRequest, match=r"3 \+ 1 > 3"):
-        room(with_params(max_tokens=None), 3)
+        completion_budget(with_params(max_tokens=None), 3)
 
 
 def test_unknown_context_needs_max_tokens() -> None:
     """D11"""
     with pytest.raises(BadRequest, match="max_tokens is needed"):
-        room(with_params(max_tokens=None), None)
+        completion_budget(with_params(max_tokens=None), None)
 
 
 @pytest.mark.parametrize(

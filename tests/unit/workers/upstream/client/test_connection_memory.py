@@ -7,23 +7,23 @@ import tracemalloc
 import pytest
 
 from workers.entry import keep_freed_memory
-from workers.upstream.client.connection import Place
+from workers.upstream.client.connection import BodyBuffer
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 2, 5_000, 4 * 1024 * 1024, 9_000_001])
 def test_what_was_written(size_bytes: int) -> None:
     told = (b"0123456789" * (size_bytes // 10 + 1))[:size_bytes]
-    place = Place(size_bytes)
+    place = BodyBuffer(size_bytes)
     place.view[:] = told
     assert place.whole() == told
 
 
 def test_what_was_not_written_is_zeros() -> None:
-    assert Place(5_000_000).whole() == bytes(5_000_000)
+    assert BodyBuffer(5_000_000).whole() == bytes(5_000_000)
 
 
 def test_it_is_no_copy_unless_somebody_could_still_write() -> None:
-    place, watched = Place(5_000_000), Place(5_000_000)
+    place, watched = BodyBuffer(5_000_000), BodyBuffer(5_000_000)
     left = watched.view[1:2]
     tracemalloc.start()
     try:
