@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from gateway.bench.watch.procfs import Machine
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -136,13 +138,6 @@ class ChaosEvent(msgspec.Struct, kw_only=True):
     what: str
     lasted_s: float
     recovered_after_s: float | None
-
-
-class Machine(msgspec.Struct, kw_only=True):
-    cpus: int
-    memory_bytes: int
-    kernel: str
-    python: str
 
 
 class Report(msgspec.Struct, kw_only=True):

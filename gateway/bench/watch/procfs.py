@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gateway.bench.report.report import Machine
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,6 +21,13 @@ _UTIME_FIELD: Final = 11
 _STIME_FIELD: Final = 12
 _STATM_RESIDENT_FIELD: Final = 1
 _COMM_CHARS: Final = 15
+
+
+class Machine(msgspec.Struct, kw_only=True):
+    cpus: int
+    memory_bytes: int
+    kernel: str
+    python: str
 
 
 @dataclass(frozen=True, slots=True)
