@@ -45,7 +45,7 @@ class Trainer:
         self._run_id = run_id
 
     def save_weights_for_sampler(self, step: int, learned: float) -> str:
-        """The `tinker://` path that samples the new weights."""
+        """Return the `tinker://` path that samples the new weights."""
         checkpoint = f"{step:06}"
         directory = self._directory / checkpoint
         directory.mkdir(parents=True)

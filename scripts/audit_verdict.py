@@ -9,7 +9,7 @@ from typing import Any
 
 
 def verdict(report: str) -> tuple[int, str]:
-    """The exit code, and the lines for the log."""
+    """Return the exit code, and the lines for the log."""
     try:
         dependencies: list[dict[str, Any]] = json.loads(report)["dependencies"]
     except (ValueError, KeyError, TypeError):
