@@ -139,7 +139,7 @@ class Way:
         forwarder = Forwarder(client, None, clock)  # type: ignore[arg-type] # it asks no questions
         store: Any = InstantStore(bench.store)
         bench.use(store=store)
-        self._deps = bench.deps
+        self._parts = bench.parts
         self._dispatcher = dispatcher = bench.dispatcher
         dispatcher._store = dispatcher._settler._store = store
         dispatcher._executor = Executor(
@@ -149,16 +149,16 @@ class Way:
 
     async def sample(self, number: int) -> None:
         """As the routes do it: submitted, then polled for."""
-        deps, of = self._deps, self._session
-        await deps.sessions.require_alive(of.session_id)
+        parts, of = self._parts, self._session
+        await parts.sessions.require_alive(of.session_id)
         await self._dispatcher.submit(of, number, self._spec, TARGET, ANONYMOUS)
-        deps.sessions.note(of.session_id)
+        parts.sessions.note(of.session_id)
         connection = Connection()
         request = Request(ANONYMOUS, b"", None, connection, {}, {}, None)  # type: ignore[arg-type] # no body is read
-        record = await results._await_record(deps, request, of.key(number))
+        record = await results._await_record(parts, request, of.key(number))
         assert record is not None
         assert len(record.payload)  # type: ignore[union-attr] # nothing wakes it but its record
-        deps.settlements.handed_over(of.key(number))
+        parts.unfetched.handed_over(of.key(number))
 
     async def run(self, samples: int, in_flight: int) -> None:
         numbers = iter(range(samples))

@@ -16,10 +16,10 @@ from shared.core.lifecycle import State
 from shared.http.peer import EXTENSION, Connection
 from shared.wire.sdk import result
 from tests.waiting import until
-from tests.worker_bench import OWNER, WorkerBench, engines_of, session
+from tests.worker_bench import OWNER, WorkerBench, openai_of, session
 from workers.api.app import PublicApp
 from workers.duties.duties import Housekeeping
-from workers.parts import Deps, Live
+from workers.parts import Live, WorkerParts
 from workers.samples.expiry import DeliveryExpiry
 from workers.samples.live import Ending
 from workers.samples.sessions import Sessions
@@ -93,8 +93,8 @@ class AppBench(WorkerBench):
         )
         loader = AdapterLoader(self.pool, self.upstream, self.store, self.counters, owner, 60.0, self.sleep)  # type: ignore[arg-type]
         self.adapters = Adapters(self.pool, loader, self.clock, 60.0, self.sleep)
-        self.clocks = DeliveryExpiry(self.store, self.settings, self.counters, self.settlements, self.clock)
-        self.deps = Deps(
+        self.expiry = DeliveryExpiry(self.store, self.settings, self.counters, self.unfetched, self.clock)
+        self.parts = WorkerParts(
             live=Live(self.settings, Keyring(self.settings.api_keys)),
             store=self.store,
             dispatcher=self.dispatcher,
@@ -102,21 +102,21 @@ class AppBench(WorkerBench):
             sessions=self.sessions,
             pool=self.pool,
             adapters=self.adapters,
-            registry=PublishedUpstreams(self.store, self.pool, ("http://upstream",)),
-            clocks=self.clocks,
-            settlements=self.settlements,
+            published=PublishedUpstreams(self.store, self.pool, ("http://upstream",)),
+            expiry=self.expiry,
+            unfetched=self.unfetched,
             counters=self.counters,
             clock=self.clock,
             random_bytes=Random(owner).randbytes,
-            engines=engines_of(self.pool, self.clock),
+            openai=openai_of(self.pool, self.clock),
         )
-        self.housekeeping = Housekeeping(self.deps, owner, self.settings)
-        self.app = PublicApp(self.deps)
+        self.housekeeping = Housekeeping(self.parts, owner, self.settings)
+        self.app = PublicApp(self.parts)
 
     def use(self, **parts: Any) -> None:
-        """Other parts of `Deps`; to be called before anything is asked."""
-        self.deps = replace(self.deps, **parts)
-        self.app = PublicApp(self.deps)
+        """Other parts of `WorkerParts`; to be called before anything is asked."""
+        self.parts = replace(self.parts, **parts)
+        self.app = PublicApp(self.parts)
 
     async def open(self) -> AppBench:
         await self.store.open(self, self.owner)

@@ -7,9 +7,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from shared.core.callers import Keyring
-from tests.worker_bench import OWNER, SESSION_ID, WorkerBench, engines_of
+from tests.worker_bench import OWNER, SESSION_ID, WorkerBench, openai_of
 from workers.duties.duties import Housekeeping
-from workers.parts import Deps, Live
+from workers.parts import Live, WorkerParts
 from workers.samples.expiry import DeliveryExpiry
 from workers.samples.sessions import Sessions
 from workers.upstream.catalogue import Catalogue, Served
@@ -49,24 +49,24 @@ class Bench(WorkerBench):
         super().__init__(server, owner, lease_s=30.0, session_timeout_s=300.0)
         self.sessions = Sessions(self.store, self.clock)
         self.pool = FakePool()
-        self.registry = PublishedUpstreams(self.store, self.pool, ("http://flag",))  # type: ignore[arg-type] # as below
-        deps = Deps(
+        self.published = PublishedUpstreams(self.store, self.pool, ("http://flag",))  # type: ignore[arg-type] # as below
+        parts = WorkerParts(
             live=Live(self.settings, Keyring(())),
             store=self.store,
             dispatcher=self.dispatcher,
             waiters=self.waiters,
             sessions=self.sessions,
             pool=self.pool,  # type: ignore[arg-type] # only its duties are asked for
-            registry=self.registry,
+            published=self.published,
             adapters=None,  # type: ignore[arg-type] # no duty asks for them
-            clocks=DeliveryExpiry(self.store, self.settings, self.counters, self.settlements, self.clock),
-            settlements=self.settlements,
+            expiry=DeliveryExpiry(self.store, self.settings, self.counters, self.unfetched, self.clock),
+            unfetched=self.unfetched,
             counters=self.counters,
             clock=self.clock,
             random_bytes=Random(7).randbytes,
-            engines=engines_of(self.pool, self.clock),  # type: ignore[arg-type]
+            openai=openai_of(self.pool, self.clock),  # type: ignore[arg-type]
         )
-        self.housekeeping = Housekeeping(deps, owner, self.settings)
+        self.housekeeping = Housekeeping(parts, owner, self.settings)
 
     def is_refilling(self) -> bool:
         return self.dispatcher.refilling

@@ -64,7 +64,7 @@ def ask_the_store_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "STORE_RETRY_LONGEST_S", 0.001)
 
 
-def engines_of(pool: UpstreamPool, clock: Clock) -> OpenAiProxy:
+def openai_of(pool: UpstreamPool, clock: Clock) -> OpenAiProxy:
     """OpenAiProxy that nobody asks anything."""
     return OpenAiProxy(pool, None, Counters(), clock, 60.0, lambda: 0.5)  # type: ignore[arg-type]
 
@@ -124,7 +124,7 @@ class WorkerBench:
         self.executor = ScriptedExecutor()
         self.waiters = Waiters()
         self.counters = Counters()
-        self.settlements = UnfetchedResults()
+        self.unfetched = UnfetchedResults()
         self.key_usage = KeyUsage(self.settings.workers, shared=len(self.settings.api_keys or ()) > 1)
         self.dispatcher = Dispatcher(
             self.store,
@@ -134,7 +134,7 @@ class WorkerBench:
             self.clock,
             owner,
             self.settings,
-            self.settlements,
+            self.unfetched,
             self.key_usage,
         )
 

@@ -50,7 +50,7 @@ class UpstreamSide:
         forwarder = Forwarder(self._client, self._questions, clock, settings.upstream_api_key)
         catalogue = Catalogue(settings.models, settings.lora_name_template, settings.lora_path)
         self.pool = UpstreamPool(settings.upstreams, forwarder, catalogue, clock, protocol=settings.upstream_protocol)
-        self.registry = PublishedUpstreams(store, self.pool, settings.upstreams)
+        self.published = PublishedUpstreams(store, self.pool, settings.upstreams)
         loader = AdapterLoader(self.pool, forwarder, store, counters, config.instance, settings.lora_wait_s)
         self.adapters = Adapters(self.pool, loader, clock, settings.lora_wait_s)
         self._tracing = _tracing(config)
@@ -105,20 +105,20 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Deps:
+class WorkerParts:
     live: Live
     store: Store
     dispatcher: Dispatcher
     waiters: Waiters
     sessions: Sessions
     pool: UpstreamPool
-    registry: PublishedUpstreams
+    published: PublishedUpstreams
     adapters: Adapters
-    clocks: DeliveryExpiry
-    settlements: UnfetchedResults
+    expiry: DeliveryExpiry
+    unfetched: UnfetchedResults
     counters: Counters
     clock: Clock
     random_bytes: Callable[[int], bytes]
-    engines: OpenAiProxy
+    openai: OpenAiProxy
     trainer: TrainingServer | None = None
     turns: TurnLimit = field(default_factory=lambda: TurnLimit(_REQUESTS_PER_TURN))

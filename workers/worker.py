@@ -28,7 +28,7 @@ from shared.store.recovery import leave
 from workers.api.app import PublicApp
 from workers.duties.duties import Housekeeping
 from workers.duties.loop_lag import LoopLag
-from workers.parts import Deps, Live, UpstreamSide
+from workers.parts import Live, UpstreamSide, WorkerParts
 from workers.passing.openai import OpenAiProxy
 from workers.passing.training_server import TrainingServer
 from workers.samples.dispatcher import Dispatcher
@@ -78,7 +78,7 @@ class Worker:
         self._passed_http = make_session(settings, config.source_ip)
         self._trainer = _trainer(settings, config.source_ip)
         self._upstreams = UpstreamSide(config, self._store, self._counters, self._clock, self._mark_paused)
-        settlements = UnfetchedResults()
+        unfetched = UnfetchedResults()
         keyring = Keyring(settings.api_keys)
         self._key_usage = KeyUsage(settings.workers, shared=keyring.shared)
         self._dispatcher = Dispatcher(
@@ -89,29 +89,29 @@ class Worker:
             self._clock,
             config.instance,
             settings,
-            settlements,
+            unfetched,
             self._key_usage,
         )
-        self._deps = Deps(
+        self._parts = WorkerParts(
             live=Live(settings, keyring),
             store=self._store,
             dispatcher=self._dispatcher,
             waiters=self._waiters,
             sessions=Sessions(self._store, self._clock),
             pool=self._upstreams.pool,
-            registry=self._upstreams.registry,
+            published=self._upstreams.published,
             adapters=self._upstreams.adapters,
-            clocks=DeliveryExpiry(self._store, settings, self._counters, settlements, self._clock),
-            settlements=settlements,
+            expiry=DeliveryExpiry(self._store, settings, self._counters, unfetched, self._clock),
+            unfetched=unfetched,
             counters=self._counters,
             clock=self._clock,
             random_bytes=os.urandom,
-            engines=self._engines(settings),
+            openai=self._openai(settings),
             trainer=self._trainer,
         )
-        self._housekeeping = Housekeeping(self._deps, config.instance, settings)
+        self._housekeeping = Housekeeping(self._parts, config.instance, settings)
         self._edge = Edge(HttpLimits(keep_alive_s=settings.keep_alive_s))
-        app = PublicApp(self._deps)
+        app = PublicApp(self._parts)
         self._server = PublicServer(
             app,
             listener,
@@ -125,7 +125,7 @@ class Worker:
         )
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _engines(self, settings: Settings) -> OpenAiProxy:
+    def _openai(self, settings: Settings) -> OpenAiProxy:
         wait_s = settings.upstream_wait_s
         return OpenAiProxy(self._upstreams.pool, self._passed_http, self._counters, self._clock, wait_s, random.random)
 
@@ -208,7 +208,7 @@ class Worker:
                 log.warning("store does not answer yet", extra={"error": str(error)})
                 await asyncio.sleep(_OPEN_RETRY_S)
         with suppress(StoreError):  # then the first turn of the housekeeping follows the list
-            await self._upstreams.registry.sync()
+            await self._upstreams.published.sync()
         await self._upstreams.pool.learn_models()
         for duty in [*self._housekeeping.duties(), self._lag.run, self._report]:
             self._tasks.append(asyncio.create_task(duty()))
@@ -227,8 +227,8 @@ class Worker:
 
     def _reload(self, settings: Settings) -> None:
         keyring = Keyring(settings.api_keys)
-        self._deps.live.settings = settings
-        self._deps.live.keyring = keyring
+        self._parts.live.settings = settings
+        self._parts.live.keyring = keyring
         self._key_usage.shared = keyring.shared
         self._dispatcher.reconfigure(settings)
         revoked = self._dispatcher.end_revoked(keyring.knows)
@@ -323,7 +323,7 @@ class Worker:
         """Write the last clocks and give the lease back: what is left of ours is then reaped at once."""
         try:
             async with asyncio.timeout(_LAST_REPLIES_S):
-                await self._deps.clocks.flush()
+                await self._parts.expiry.flush()
                 await self._store.release_lease(self._config.instance)
                 await leave(self._store, self._config.instance)
         except (StoreError, TimeoutError) as error:
@@ -342,7 +342,7 @@ class Worker:
             loop_lag_ms_p99=round(self._lag.p99_ms(), 3),
             loop_lag_ms_max=round(self._lag.max_ms(), 3),
             store_connected=self._store.connected_since_s is not None,
-            sessions=len(self._deps.sessions),
+            sessions=len(self._parts.sessions),
             upstreams=self._upstreams.pool.statuses(),
             counters=self._counters.snapshot(),
             draining=self._dispatcher.draining,
@@ -350,7 +350,7 @@ class Worker:
             passed_in_flight=self._dispatcher.quota.passed_in_flight
             + (self._trainer.in_flight if self._trainer else 0),
             stages=self._counters.stages.snapshot(),
-            keys=self._key_usage.statuses(key.name for key in self._deps.live.settings.api_keys or ()),
+            keys=self._key_usage.statuses(key.name for key in self._parts.live.settings.api_keys or ()),
             missing_models=self._upstreams.pool.missing_models(),
         )
 

@@ -77,7 +77,7 @@ async def _ours() -> AsyncIterator[tuple[str, str]]:
     bench = await AppBench().open()
     request_id = await settled(bench)
     # What is fetched has its time started in the store, as in a worker.
-    clocks = asyncio.create_task(bench.clocks.run())
+    expiry = asyncio.create_task(bench.expiry.run())
     with _listener() as listener:
         server = PublicServer(
             bench.app,
@@ -92,8 +92,8 @@ async def _ours() -> AsyncIterator[tuple[str, str]]:
             yield _url(listener), request_id
         finally:
             await server.stop(1.0)
-            clocks.cancel()
-            await asyncio.gather(clocks, return_exceptions=True)
+            expiry.cancel()
+            await asyncio.gather(expiry, return_exceptions=True)
             await bench.close()
 
 

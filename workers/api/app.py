@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from shared.http.request import Request
     from shared.loop.turns import TurnLimit
     from workers.api.replies import Reply, Streamed
-    from workers.parts import Deps
+    from workers.parts import WorkerParts
 
-    Route_ = tuple[str, str, Callable[[Deps, Request], Awaitable[Reply | Streamed]]]
+    Route_ = tuple[str, str, Callable[[WorkerParts, Request], Awaitable[Reply | Streamed]]]
 
 API: Final = "/api/v1"
 
@@ -73,12 +73,12 @@ class PublicApp:
     is to be answered before anything else even in the midst of thousands.
     """
 
-    def __init__(self, deps: Deps) -> None:
-        make = partial(_endpoint, deps)
-        self.routes = {(method, API + path): make(handler, turns=deps.turns) for method, path, handler in HOT}
+    def __init__(self, parts: WorkerParts) -> None:
+        make = partial(_endpoint, parts)
+        self.routes = {(method, API + path): make(handler, turns=parts.turns) for method, path, handler in HOT}
         self.direct = {(method.encode(), path.encode()): route for (method, path), route in self.routes.items()}
-        self.standing = {(b"GET", f"{API}/healthz".encode()): StandingReply(sessions.HEALTHY, deps.counters)}
-        self.starlette = _starlette(make, deps.counters, (*ROUTED, *(UNTRAINED if deps.trainer is None else TRAINED)))
+        self.standing = {(b"GET", f"{API}/healthz".encode()): StandingReply(sessions.HEALTHY, parts.counters)}
+        self.starlette = _starlette(make, parts.counters, (*ROUTED, *(UNTRAINED if parts.trainer is None else TRAINED)))
         self._elsewhere = make(training.pass_on, streamed=True)
         self._nowhere = self.starlette.router.default
         self.starlette.router.default = self._not_ours
@@ -106,8 +106,8 @@ def _starlette(make: Callable[..., Endpoint], counters: Counters, routed: Sequen
 
 
 def _endpoint(
-    deps: Deps,
-    handler: Callable[[Deps, Request], Awaitable[Reply | Streamed]],
+    parts: WorkerParts,
+    handler: Callable[[WorkerParts, Request], Awaitable[Reply | Streamed]],
     *,
     kind: type[Endpoint] = Endpoint,
     public: bool = False,
@@ -115,10 +115,10 @@ def _endpoint(
     turns: TurnLimit | None = None,
 ) -> Endpoint:
     return kind(
-        partial(handler, deps),
-        lambda: deps.live.keyring,
-        deps.counters,
-        lambda: deps.live.settings.max_body_bytes,
+        partial(handler, parts),
+        lambda: parts.live.keyring,
+        parts.counters,
+        lambda: parts.live.settings.max_body_bytes,
         public=public,
         streamed=streamed,
         turns=turns,

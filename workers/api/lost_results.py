@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from shared.core.model import SamplingSession
-    from workers.parts import Deps
+    from workers.parts import WorkerParts
 
 
-async def may_come_back(deps: Deps) -> bool:
+async def may_come_back(parts: WorkerParts) -> bool:
     """Whether a record that is missing may still be on its way into the store. Raises `StoreError`."""
-    dispatcher = deps.dispatcher
+    dispatcher = parts.dispatcher
     if dispatcher.refilling:
         return True
-    lease = await deps.store.watch_lease(dispatcher.owner)
+    lease = await parts.store.watch_lease(dispatcher.owner)
     if not lease.held:
         dispatcher.on_loss()
         return True
     # A worker that was started after a restart has nothing to compare with: others may not be back yet.
-    return lease.server_age_s < REFILL_S or await deps.store.refill_left_s() > 0
+    return lease.server_age_s < REFILL_S or await parts.store.refill_left_s() > 0
 
 
 # As many below the lowest known number as there are up to the highest: a dead worker's samples are as old as others'.
@@ -77,20 +77,20 @@ def doubtful(known: Collection[int]) -> Iterator[int]:
             yield seq_id
 
 
-async def with_lost(deps: Deps, session: SamplingSession, clone_id: int, page: LogPage) -> LogPage:
+async def with_lost(parts: WorkerParts, session: SamplingSession, clone_id: int, page: LogPage) -> LogPage:
     """`page`, and as failed what the store does not know. Raises `StoreError`."""
-    known = {entry.seq_id for entry in page.entries} | await _remembered(deps, session.session_key, clone_id)
+    known = {entry.seq_id for entry in page.entries} | await _remembered(parts, session.session_key, clone_id)
     lost: list[LogEntry] = []
     for batch in batches(doubtful(known), _AT_ONCE):
-        found = await asyncio.gather(*(deps.store.read_header(session.key(seq_id)) for seq_id in batch))
+        found = await asyncio.gather(*(parts.store.read_header(session.key(seq_id)) for seq_id in batch))
         lost += [LogEntry(seq_id, False, 0) for seq_id, header in zip(batch, found, strict=True) if header is None]
     return LogPage([*page.entries, *lost], page.cursor)
 
 
-async def _remembered(deps: Deps, session_key: str, clone_id: int) -> set[int]:
+async def _remembered(parts: WorkerParts, session_key: str, clone_id: int) -> set[int]:
     """The seq_ids of the client's samples that this worker runs, or has settled."""
-    running = [running.key for running in deps.dispatcher.all_running()]
-    settled = deps.settlements.keys()
+    running = [running.key for running in parts.dispatcher.all_running()]
+    settled = parts.unfetched.keys()
     known: set[int] = set()
     async for keys in in_turns(chain(running, settled), _COMPARED_AT_ONCE):
         known |= {key.seq_id for key in keys if key.session_key == session_key and key.clone_id == clone_id}

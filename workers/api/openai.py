@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
     from shared.http.request import Request
     from workers.api.replies import Reply
-    from workers.parts import Deps
+    from workers.parts import WorkerParts
 
 
-async def _complete(path: str, deps: Deps, request: Request) -> Streamed:
+async def _complete(path: str, parts: WorkerParts, request: Request) -> Streamed:
     call = openai.decode_call(request.body)
-    target = await deps.adapters.bind(_model(call.model))
+    target = await parts.adapters.bind(_model(call.model))
     most = call.max_tokens or target.context_tokens or 0
     refusal = refuse_request(call.sequences, most, request.caller.limits.max_request_tokens)
     if refusal is not None:
         raise Forbidden(refusal)
     body = call.encode(target.upstream_name)
-    deps.counters.openai_requests += 1
+    parts.counters.openai_requests += 1
 
     async def run(send: Send) -> None:
-        with deps.dispatcher.quota.beside(request.caller, len(body)):
-            await deps.engines.pass_on(request, path, body, target.upstream_name, send)
+        with parts.dispatcher.quota.beside(request.caller, len(body)):
+            await parts.openai.pass_on(request, path, body, target.upstream_name, send)
 
     return Streamed(run)
 
@@ -41,10 +41,10 @@ completions = partial(_complete, "/v1/completions")
 chat_completions = partial(_complete, "/v1/chat/completions")
 
 
-async def models(deps: Deps, request: Request) -> Reply:
-    if not deps.pool.catalogue.known:
-        await deps.pool.learn_models()
-    return replies.ok(openai.models(deps.pool.catalogue.base_models()))
+async def models(parts: WorkerParts, request: Request) -> Reply:
+    if not parts.pool.catalogue.known:
+        await parts.pool.learn_models()
+    return replies.ok(openai.models(parts.pool.catalogue.base_models()))
 
 
 def _model(name: str) -> ModelRef:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shared.core.model import SampleKey, SamplingSession
     from shared.core.record import Record
     from shared.http.request import Request
-    from workers.parts import Deps
+    from workers.parts import WorkerParts
     from workers.samples.waiters import Waiter
 
 # wire.md: below this a size announcement costs the client a round trip and saves nothing.
@@ -42,50 +42,50 @@ _STORE_RETRY_S: Final = 1.0
 _NO_SESSION: Final = ""
 
 
-async def retrieve_future(deps: Deps, request: Request) -> Reply | Streamed:
+async def retrieve_future(parts: WorkerParts, request: Request) -> Reply | Streamed:
     """Hold until the sample has settled; its result, its failure, "submit again", or "try again"."""
     call = calls.decode_retrieve_future(request.body)
     if not trainer_ids.is_of_sample(call.request_id):
-        return await training.retrieve_future(deps, request, call)
-    session, key = _find(deps, call.request_id, request.caller)
-    deps.counters.polls += 1
-    deps.sessions.note(session.session_id)
-    outcome = await _await_record(deps, request, key)
+        return await training.retrieve_future(parts, request, call)
+    session, key = _find(parts, call.request_id, request.caller)
+    parts.counters.polls += 1
+    parts.sessions.note(session.session_id)
+    outcome = await _await_record(parts, request, key)
     if isinstance(outcome, Wake):
-        return await _try_again(deps, call.request_id, key, outcome)
-    return _reply_for(deps, request, call, key, outcome)
+        return await _try_again(parts, call.request_id, key, outcome)
+    return _reply_for(parts, request, call, key, outcome)
 
 
-def _find(deps: Deps, request_id: str, caller: Caller) -> tuple[SamplingSession, SampleKey]:
+def _find(parts: WorkerParts, request_id: str, caller: Caller) -> tuple[SamplingSession, SampleKey]:
     """Raises `NotFound` for what is not of our form or not the caller's; well-formed ids of the past are found."""
-    parts = ids.split_request_id(request_id)
-    session = deps.sessions.find(parts[0], caller) if parts is not None else None
-    if parts is None or session is None:
+    ident = ids.split_request_id(request_id)
+    session = parts.sessions.find(ident[0], caller) if ident is not None else None
+    if ident is None or session is None:
         raise NotFound("there is no such request")
-    return session, session.key(parts[1])
+    return session, session.key(ident[1])
 
 
-async def _await_record(deps: Deps, request: Request, key: SampleKey) -> Record | Wake | None:
+async def _await_record(parts: WorkerParts, request: Request, key: SampleKey) -> Record | Wake | None:
     """The settled record, None when there is none at all, or why the poll ends without."""
-    just_settled = deps.dispatcher.just_settled.take(key, deps.clock.monotonic_s())
+    just_settled = parts.dispatcher.just_settled.take(key, parts.clock.monotonic_s())
     if just_settled is not None:
         return just_settled
-    waiter = deps.waiters.sample_waiter(key, deps.live.settings.poll_timeout_s)
+    waiter = parts.waiters.sample_waiter(key, parts.live.settings.poll_timeout_s)
     client_gone = waiter.client_gone
     request.connection.add_lost_callback(client_gone)
     watched = False
     try:
         while True:
-            if deps.dispatcher.running(key) is None:
+            if parts.dispatcher.running(key) is None:
                 if not watched:
-                    watched = await _watch(deps, key.session_key, waiter)
-                record = await _look(deps, key, waiter)
+                    watched = await _watch(parts, key.session_key, waiter)
+                record = await _look(parts, key, waiter)
                 if not isinstance(record, Wake):
                     return record
             woken = await waiter.wait()
             # One announcement may wake thousands.
-            if not deps.turns.try_take():
-                await deps.turns.wait(request.caller.digest)
+            if not parts.turns.try_take():
+                await parts.turns.wait(request.caller.digest)
             if not isinstance(woken, Wake):
                 return woken
             if waiter.ended is not None:
@@ -93,26 +93,26 @@ async def _await_record(deps: Deps, request: Request, key: SampleKey) -> Record 
             waiter.rearm()
     finally:
         request.connection.remove_lost_callback(client_gone)
-        deps.waiters.forget_sample(key, waiter)
+        parts.waiters.forget_sample(key, waiter)
         if watched:
-            deps.store.unwatch(key.session_key)
+            parts.store.unwatch(key.session_key)
 
 
-async def _watch(deps: Deps, session_key: str, waiter: Waiter) -> bool:
+async def _watch(parts: WorkerParts, session_key: str, waiter: Waiter) -> bool:
     """Have announcements sent here before looking, so that nothing settles unseen in between."""
     try:
-        await deps.store.watch(session_key)
+        await parts.store.watch(session_key)
     except StoreError:
         waiter.wake_in(_STORE_RETRY_S)
         return False
     return True
 
 
-async def _look(deps: Deps, key: SampleKey, waiter: Waiter) -> Record | Wake | None:
+async def _look(parts: WorkerParts, key: SampleKey, waiter: Waiter) -> Record | Wake | None:
     """The record if it is settled or missing; `Wake.LOOK` while it is pending, or the store does not answer."""
     try:
-        record = await deps.store.read(key)
-        wait = record is None and await may_come_back(deps)
+        record = await parts.store.read(key)
+        wait = record is None and await may_come_back(parts)
     except StoreError:
         wait = True
     if wait:
@@ -121,29 +121,29 @@ async def _look(deps: Deps, key: SampleKey, waiter: Waiter) -> Record | Wake | N
     return Wake.LOOK if record is not None and record.header.state is State.PENDING else record
 
 
-async def _try_again(deps: Deps, request_id: str, key: SampleKey, why: Wake) -> Reply:
+async def _try_again(parts: WorkerParts, request_id: str, key: SampleKey, why: Wake) -> Reply:
     if why is Wake.CLIENT_GONE:
-        deps.counters.polls_abandoned += 1
+        parts.counters.polls_abandoned += 1
         return replies.answer(Answer.TRY_AGAIN, calls.try_again(request_id, "active", None))
-    reason = await _paused_reason(deps, key)
+    reason = await _paused_reason(parts, key)
     state = "active" if reason is None else "paused_capacity"
     return replies.answer(Answer.TRY_AGAIN, calls.try_again(request_id, state, reason))
 
 
-async def _paused_reason(deps: Deps, key: SampleKey) -> str | None:
+async def _paused_reason(parts: WorkerParts, key: SampleKey) -> str | None:
     """Why the sample waits, if no upstream takes it; the worker that runs it knows best, others have its mark."""
-    running = deps.dispatcher.running(key)
+    running = parts.dispatcher.running(key)
     if running is not None:
         return running.paused_reason
     try:
-        header = await deps.store.read_header(key)
+        header = await parts.store.read_header(key)
     except StoreError:
         return _STORE_AWAY
     return _NO_UPSTREAM if header is not None and header.paused else None
 
 
 def _reply_for(
-    deps: Deps, request: Request, call: calls.RetrieveFuture, key: SampleKey, record: Record | None
+    parts: WorkerParts, request: Request, call: calls.RetrieveFuture, key: SampleKey, record: Record | None
 ) -> Reply:
     state = record.header.state if record is not None else State.GONE
     kind = ANSWERS[state]
@@ -151,7 +151,7 @@ def _reply_for(
         return replies.answer(kind, calls.error_body(_WHY_GONE[state]))
 
     def delivered() -> None:
-        deps.clocks.handed_over(key)
+        parts.expiry.handed_over(key)
 
     if kind is Answer.FAILURE:
         return Reply(replies.STATUS_OF_ANSWER[kind], bytes(record.payload), on_delivered=delivered)
@@ -170,40 +170,40 @@ _WHY_GONE: Final = {
 }
 
 
-async def retrieve_futures(deps: Deps, request: Request) -> Reply:
+async def retrieve_futures(parts: WorkerParts, request: Request) -> Reply:
     """Hold until something completed in this (sampling session, clone) after the cursor; take acknowledgements."""
     call = calls.decode_retrieve_futures(request.body)
-    deps.counters.session_polls += 1
-    hold_s = _hold_s(deps, call.timeout)
-    session = deps.sessions.find(call.sampling_session_id, request.caller)
+    parts.counters.session_polls += 1
+    hold_s = _hold_s(parts, call.timeout)
+    session = parts.sessions.find(call.sampling_session_id, request.caller)
     if session is None:
-        await _hold(deps, request, hold_s)
+        await _hold(parts, request, hold_s)
         return replies.ok(calls.completions((), call.prev_cursor))
-    deps.sessions.note(session.session_id)
-    deps.clocks.acknowledged(_acknowledged(session, call.retrieved_request_ids))
+    parts.sessions.note(session.session_id)
+    parts.expiry.acknowledged(_acknowledged(session, call.retrieved_request_ids))
     # SDK 0.36 sends its last acknowledgements in a full long poll with nothing pending: it must not be held.
-    page = await _await_page(deps, request, session, call, 0.0 if call.retrieved_request_ids else hold_s)
+    page = await _await_page(parts, request, session, call, 0.0 if call.retrieved_request_ids else hold_s)
     entries = ((ids.request_id(session, entry.seq_id), entry.finished, entry.size_bytes) for entry in page.entries)
     return replies.ok(calls.completions(entries, page.cursor))
 
 
-def _hold_s(deps: Deps, asked_s: float | None) -> float:
-    longest_s = deps.live.settings.poll_timeout_s
+def _hold_s(parts: WorkerParts, asked_s: float | None) -> float:
+    longest_s = parts.live.settings.poll_timeout_s
     return longest_s if asked_s is None else min(max(asked_s, 0.0), longest_s)
 
 
 def _acknowledged(session: SamplingSession, request_ids: Sequence[str]) -> list[SampleKey]:
     """The samples of this very session among what the client says it has."""
     found = (ids.split_request_id(request_id) for request_id in request_ids)
-    return [session.key(parts[1]) for parts in found if parts is not None and parts[0] == session.sampling_session_id]
+    return [session.key(ident[1]) for ident in found if ident is not None and ident[0] == session.sampling_session_id]
 
 
 async def _await_page(
-    deps: Deps, request: Request, session: SamplingSession, call: calls.RetrieveFutures, hold_s: float
+    parts: WorkerParts, request: Request, session: SamplingSession, call: calls.RetrieveFutures, hold_s: float
 ) -> LogPage:
     """What is new, or an empty page with a cursor that stands still."""
     session_key = session.session_key
-    waiter = deps.waiters.log_waiter(session_key, hold_s)
+    waiter = parts.waiters.log_waiter(session_key, hold_s)
     request.connection.add_lost_callback(waiter.client_gone)
     page = LogPage([], call.prev_cursor)
     watched = False
@@ -211,9 +211,9 @@ async def _await_page(
         while True:
             try:
                 if hold_s and not watched:
-                    await deps.store.watch(session_key)
+                    await parts.store.watch(session_key)
                     watched = True
-                page = await _read_page(deps, session, call)
+                page = await _read_page(parts, session, call)
             except StoreError:
                 waiter.wake_in(_STORE_RETRY_S)
             if page.entries or (hold_s == 0.0 and waiter.ended is None):
@@ -224,42 +224,42 @@ async def _await_page(
             waiter.rearm()
     finally:
         request.connection.remove_lost_callback(waiter.client_gone)
-        deps.waiters.forget_log(session_key, waiter)
+        parts.waiters.forget_log(session_key, waiter)
         if watched:
-            deps.store.unwatch(session_key)
+            parts.store.unwatch(session_key)
 
 
-async def _read_page(deps: Deps, session: SamplingSession, call: calls.RetrieveFutures) -> LogPage:
+async def _read_page(parts: WorkerParts, session: SamplingSession, call: calls.RetrieveFutures) -> LogPage:
     """What the log has after the cursor; when it is another log than before, also what may have been lost with that.
 
     Raises `StoreError`, also while it cannot be told yet what is lost.
     """
     clone_id = call.cloned_sampler_id
-    page = await deps.store.read_log(session.session_key, clone_id, call.prev_cursor, limit=_PAGE)
+    page = await parts.store.read_log(session.session_key, clone_id, call.prev_cursor, limit=_PAGE)
     if not lost_results.began_anew(call.prev_cursor, page):
         return page
-    if await may_come_back(deps):
+    if await may_come_back(parts):
         raise StoreUnavailable("the store is being refilled", maybe_done=False)
-    return await lost_results.with_lost(deps, session, clone_id, page)
+    return await lost_results.with_lost(parts, session, clone_id, page)
 
 
-async def _hold(deps: Deps, request: Request, hold_s: float) -> None:
+async def _hold(parts: WorkerParts, request: Request, hold_s: float) -> None:
     """Answer an unknown session no faster than an idle one: its client asks again at once."""
-    waiter = deps.waiters.log_waiter(_NO_SESSION, hold_s)
+    waiter = parts.waiters.log_waiter(_NO_SESSION, hold_s)
     request.connection.add_lost_callback(waiter.client_gone)
     try:
         await waiter.wait()
     finally:
         request.connection.remove_lost_callback(waiter.client_gone)
-        deps.waiters.forget_log(_NO_SESSION, waiter)
+        parts.waiters.forget_log(_NO_SESSION, waiter)
 
 
-async def cancel_future(deps: Deps, request: Request) -> Reply:
+async def cancel_future(parts: WorkerParts, request: Request) -> Reply:
     """End a sample that nobody wants any more, wherever it runs."""
     call = calls.decode_cancel_future(request.body)
-    _, key = _find(deps, call.request_id, request.caller)
-    if not deps.dispatcher.cancel(key):
-        header = await deps.store.read_header(key)
+    _, key = _find(parts, call.request_id, request.caller)
+    if not parts.dispatcher.cancel(key):
+        header = await parts.store.read_header(key)
         if header is not None and header.state is State.PENDING:
-            await deps.store.send_control(header.claim.owner, cancel_message(key))
+            await parts.store.send_control(header.claim.owner, cancel_message(key))
     return replies.ok()

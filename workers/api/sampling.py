@@ -17,39 +17,39 @@ if TYPE_CHECKING:
     from shared.core.model import SampleSpec, SamplingSession
     from shared.http.request import Request
     from workers.api.replies import Reply
-    from workers.parts import Deps
+    from workers.parts import WorkerParts
 
 # The SDK derives seq_ids from it (clone * 1e9), and wants it unique per sampling session and never 0.
 _CLONES: Final = 999_999_999
 _CLONE_TRIES: Final = 8
 
 
-async def asample(deps: Deps, request: Request) -> Reply:
+async def asample(parts: WorkerParts, request: Request) -> Reply:
     """Accept a sample and promise its result; answered before the generation starts."""
     call = calls.decode_sample(request.body)
-    session = _session_of(deps, call, request.caller)
+    session = _session_of(parts, call, request.caller)
     seq_id = call.seq_id if call.seq_id is not None else 0
-    target = await deps.adapters.target(session.model)
+    target = await parts.adapters.target(session.model)
     # Refuses now what the upstream would refuse later: a prompt that leaves no room, an unknown context length, what it
     # cannot be asked.
     max_tokens = vllm.completion_budget(call.spec, target.context_tokens)
-    deps.pool.require_protocol(call.spec, target.upstream_name)
-    spec = _with_images_placed(deps, call.spec, target.base_model)
+    parts.pool.require_protocol(call.spec, target.upstream_name)
+    spec = _with_images_placed(parts, call.spec, target.base_model)
     refusal = refuse_request(call.spec.num_samples, max_tokens, request.caller.limits.max_request_tokens)
     if refusal is not None:
         raise Forbidden(refusal)
-    await deps.sessions.require_alive(session.session_id)
-    await deps.dispatcher.submit(session, seq_id, spec, target, request.caller, request.trace)
+    await parts.sessions.require_alive(session.session_id)
+    await parts.dispatcher.submit(session, seq_id, spec, target, request.caller, request.trace)
     key = session.key(seq_id)
     promised = ids.sequence_ids(key, call.spec.num_samples)
     return replies.ok(calls.promise(ids.request_id(session, seq_id), promised))
 
 
-def _with_images_placed(deps: Deps, spec: SampleSpec, model_name: str) -> SampleSpec:
+def _with_images_placed(parts: WorkerParts, spec: SampleSpec, model_name: str) -> SampleSpec:
     """Raises `BadRequest` when the model's placeholder for images is not known."""
     if not spec.images:
         return spec
-    known = {image.model: image.token_id for image in deps.live.settings.image_tokens}
+    known = {image.model: image.token_id for image in parts.live.settings.image_tokens}
     if model_name not in known:
         raise BadRequest(
             f"the prompt has chunks of type 'image', and which token stands for one with {model_name!r} is not known:"
@@ -58,56 +58,56 @@ def _with_images_placed(deps: Deps, spec: SampleSpec, model_name: str) -> Sample
     return vllm.place_images(spec, known[model_name])
 
 
-def _session_of(deps: Deps, call: calls.SampleCall, caller: Caller) -> SamplingSession:
+def _session_of(parts: WorkerParts, call: calls.SampleCall, caller: Caller) -> SamplingSession:
     if call.sampling_session_id is not None:
         if call.seq_id is None:
             raise BadRequest("seq_id is missing")
-        return deps.sessions.get(call.sampling_session_id, caller)
+        return parts.sessions.get(call.sampling_session_id, caller)
     # Without a sampling session every submission is a sample of its own, under a random id.
-    random = deps.random_bytes(ids.RANDOM_BYTES)
+    random = parts.random_bytes(ids.RANDOM_BYTES)
     session_id = ids.new_session_id(random, caller.secret)
     return ids.sampling_session(session_id, random, ModelRef(call.base_model, call.model_path), caller.secret)
 
 
-async def create_sampling_session(deps: Deps, request: Request) -> Reply:
+async def create_sampling_session(parts: WorkerParts, request: Request) -> Reply:
     """Bind a model for sampling. The same (session, number, model) always gives the same id."""
     call = calls.decode_create_sampling_session(request.body)
-    session_id = training.session_name(deps, call.session_id, request)
+    session_id = training.session_name(parts, call.session_id, request)
     model = ModelRef(call.base_model, call.model_path)
-    base_model = await _base_model(deps, request, model)
-    await deps.adapters.bind(model, base_model)
-    await deps.sessions.require_alive(session_id)
+    base_model = await _base_model(parts, request, model)
+    await parts.adapters.bind(model, base_model)
+    await parts.sessions.require_alive(session_id)
     number = call.sampling_session_seq_id
-    ordinal = str(number).encode() if number is not None else deps.random_bytes(ids.RANDOM_BYTES)
+    ordinal = str(number).encode() if number is not None else parts.random_bytes(ids.RANDOM_BYTES)
     session = ids.sampling_session(session_id, ordinal, model, request.caller.secret)
     return replies.ok(calls.sampling_session(session.sampling_session_id))
 
 
-async def _base_model(deps: Deps, request: Request, model: ModelRef) -> str | None:
+async def _base_model(parts: WorkerParts, request: Request, model: ModelRef) -> str | None:
     """What an adapter that the gateway would load belongs to, where there is somebody to ask."""
-    if model.model_path is None or deps.pool.catalogue.adapter(model.model_path).directory is None:
+    if model.model_path is None or parts.pool.catalogue.adapter(model.model_path).directory is None:
         return None
-    return await training.base_model_of(deps, request, model.model_path)
+    return await training.base_model_of(parts, request, model.model_path)
 
 
-async def join_sampling_session(deps: Deps, request: Request) -> Reply:
+async def join_sampling_session(parts: WorkerParts, request: Request) -> Reply:
     """Give a client that was unpickled in another process a number of its own."""
-    session = deps.sessions.get(calls.decode_join(request.body).sampling_session_id, request.caller)
+    session = parts.sessions.get(calls.decode_join(request.body).sampling_session_id, request.caller)
     for _ in range(_CLONE_TRIES):
-        clone_id = 1 + int.from_bytes(deps.random_bytes(8), "big") % _CLONES
-        if await deps.store.reserve_clone(session.session_key, clone_id):
+        clone_id = 1 + int.from_bytes(parts.random_bytes(8), "big") % _CLONES
+        if await parts.store.reserve_clone(session.session_key, clone_id):
             return replies.ok(calls.joined(clone_id))
     raise Overloaded("clones", "no free client number was found; join again")
 
 
-async def sampler(deps: Deps, request: Request) -> Reply:
+async def sampler(parts: WorkerParts, request: Request) -> Reply:
     """What a sampling session samples from; SDKs before 0.38 ask this for the tokenizer's name."""
-    session = deps.sessions.get(request.path["sampling_session_id"], request.caller)
-    target = await deps.adapters.bind(session.model)
+    session = parts.sessions.get(request.path["sampling_session_id"], request.caller)
+    target = await parts.adapters.bind(session.model)
     return replies.ok(calls.sampler(session.sampling_session_id, target.base_model, session.model.model_path))
 
 
-async def weights_info(deps: Deps, request: Request) -> Reply:
+async def weights_info(parts: WorkerParts, request: Request) -> Reply:
     """The base model of sampler weights, where there is no training server that knows more."""
-    target = await deps.adapters.bind(ModelRef(model_path=calls.decode_weights_info(request.body).tinker_path))
+    target = await parts.adapters.bind(ModelRef(model_path=calls.decode_weights_info(request.body).tinker_path))
     return replies.ok(calls.weights_info(target.base_model))

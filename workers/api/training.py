@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from shared.http.request import Request
     from workers.api.replies import Reply
-    from workers.parts import Deps
+    from workers.parts import WorkerParts
     from workers.passing.training_server import Outgoing, Told, TrainingServer
 
 # The SDK waits 10 s for a heartbeat, of which the store may have 2.
@@ -44,18 +44,18 @@ _ELSEWHERE: Final = (
 _TROUBLE: Final = (UpstreamUnavailable, UpstreamBroke)
 
 
-def trainer_of(deps: Deps) -> TrainingServer:
+def trainer_of(parts: WorkerParts) -> TrainingServer:
     """Raises `NotImplementedHere` where there is none."""
-    if deps.trainer is None:
+    if parts.trainer is None:
         raise NotImplementedHere(_ELSEWHERE)
-    return deps.trainer
+    return parts.trainer
 
 
-async def pass_on(deps: Deps, request: Request) -> Streamed:
+async def pass_on(parts: WorkerParts, request: Request) -> Streamed:
     """Whatever this gateway has no answer to."""
-    trainer = trainer_of(deps)
+    trainer = trainer_of(parts)
     outgoing = trainer.as_it_comes(request)
-    deps.counters.training_requests += 1
+    parts.counters.training_requests += 1
 
     async def run(send: Send) -> None:
         await trainer.pass_on(request, outgoing, send)
@@ -63,87 +63,87 @@ async def pass_on(deps: Deps, request: Request) -> Streamed:
     return Streamed(run)
 
 
-def session_name(deps: Deps, session_id: str, request: Request) -> str:
+def session_name(parts: WorkerParts, session_id: str, request: Request) -> str:
     """Under which a session is known here. Raises `NotFound`."""
-    name = trainer_ids.session_name(session_id, request.caller.secret, foreign=deps.trainer is not None)
+    name = trainer_ids.session_name(session_id, request.caller.secret, foreign=parts.trainer is not None)
     if name is None:
         raise NotFound("there is no such session")
     return name
 
 
-async def create_session(deps: Deps, request: Request, trainer: TrainingServer) -> Streamed:
+async def create_session(parts: WorkerParts, request: Request, trainer: TrainingServer) -> Streamed:
     """Made there, known here. Once it is made nothing here may refuse it: it would be made again."""
-    await deps.sessions.require_quota(request.caller, deps.live.settings.session_timeout_s)
-    told = await _ask(deps, request, trainer.whole(request))
+    await parts.sessions.require_quota(request.caller, parts.live.settings.session_timeout_s)
+    told = await _ask(parts, request, trainer.whole(request))
     if told.is_success:
         session_id = wire.session_id_of(told.body)
         if session_id is None:
             raise UpstreamBroke("the training server's reply to create_session has no session_id that can be used")
         with suppress(StoreError):
-            await deps.sessions.enter(session_name(deps, session_id, request), request.caller)
+            await parts.sessions.enter(session_name(parts, session_id, request), request.caller)
     return _passed_back(told)
 
 
-async def heartbeat(deps: Deps, request: Request) -> Streamed:
-    return _passed_back(await _ask(deps, request, trainer_of(deps).whole(request), _HEARTBEAT_S))
+async def heartbeat(parts: WorkerParts, request: Request) -> Streamed:
+    return _passed_back(await _ask(parts, request, trainer_of(parts).whole(request), _HEARTBEAT_S))
 
 
-async def finish(deps: Deps, request: Request) -> Streamed:
-    return _passed_back(await _ask(deps, request, trainer_of(deps).whole(request)))
+async def finish(parts: WorkerParts, request: Request) -> Streamed:
+    return _passed_back(await _ask(parts, request, trainer_of(parts).whole(request)))
 
 
-async def base_model_of(deps: Deps, request: Request, path: str) -> str | None:
+async def base_model_of(parts: WorkerParts, request: Request, path: str) -> str | None:
     """What the training server says that saved weights belong to; None where there is none, or it does not say."""
-    if deps.trainer is None:
+    if parts.trainer is None:
         return None
     try:
-        told = await _ask(deps, request, deps.trainer.weights(request, path), _WEIGHTS_S)
+        told = await _ask(parts, request, parts.trainer.weights(request, path), _WEIGHTS_S)
     except _TROUBLE:
         return None
     return wire.base_model_of(told.body) if told.is_success else None
 
 
-async def save_weights_for_sampler(deps: Deps, request: Request) -> Streamed:
+async def save_weights_for_sampler(parts: WorkerParts, request: Request) -> Streamed:
     """Passed on, and its future wrapped."""
-    trainer = trainer_of(deps)
+    trainer = trainer_of(parts)
     session_id = trainer_ids.session_of_model(wire.decode_save_for_sampler(request.body).model_id)
-    told = await _ask(deps, request, trainer.whole(request))
+    told = await _ask(parts, request, trainer.whole(request))
     promised = wire.promised_id(told.body) if told.is_success else None
     if promised is None or not trainer_ids.is_usable(promised) or not trainer_ids.is_usable(session_id):
         return _passed_back(told)
-    future = TrainerFuture(promised, session_name(deps, session_id, request))
+    future = TrainerFuture(promised, session_name(parts, session_id, request))
     wrapped = trainer_ids.wrap_future(future, request.caller.secret)
     return _passed_back(told, wire.replaced(told.body, "request_id", wrapped))
 
 
-async def retrieve_future(deps: Deps, request: Request, call: calls.RetrieveFuture) -> Reply | Streamed:
+async def retrieve_future(parts: WorkerParts, request: Request, call: calls.RetrieveFuture) -> Reply | Streamed:
     """A poll of what was not promised for a sample here."""
-    if deps.trainer is None:
+    if parts.trainer is None:
         raise NotFound("there is no such request")
-    deps.counters.polls += 1
+    parts.counters.polls += 1
     if not trainer_ids.is_wrapped(call.request_id):
-        return _poll(deps, request, deps.trainer, call)
+        return _poll(parts, request, parts.trainer, call)
     future = trainer_ids.unwrap_future(call.request_id, request.caller.secret)
     if future is None:
         raise NotFound("there is no such request")
-    deps.sessions.note(future.session)
-    return await _poll_saved(deps, request, call, future)
+    parts.sessions.note(future.session)
+    return await _poll_saved(parts, request, call, future)
 
 
-def _poll(deps: Deps, request: Request, trainer: TrainingServer, call: calls.RetrieveFuture) -> Streamed:
+def _poll(parts: WorkerParts, request: Request, trainer: TrainingServer, call: calls.RetrieveFuture) -> Streamed:
     """Held as long as any other poll; the result streamed, since it can be as large as what was trained on."""
     outgoing = trainer.whole(request)
 
     async def run(send: Send) -> None:
         try:
-            async with while_connected(request.connection), trainer.held(_hold_s(deps)) as held:
+            async with while_connected(request.connection), trainer.held(_hold_s(parts)) as held:
                 async with trainer.exchange(outgoing) as response:
                     _require_calm(response.status)
                     # What has begun to arrive is sent to its end.
                     trainer.release(held)
                     await relay(response, trainer.headers_for_client(response), send)
         except _TROUBLE as error:
-            raise _busy(deps, error) from None
+            raise _busy(parts, error) from None
         except TimeoutError:
             await _send(send, _still_running(call))
 
@@ -151,18 +151,18 @@ def _poll(deps: Deps, request: Request, trainer: TrainingServer, call: calls.Ret
 
 
 async def _poll_saved(
-    deps: Deps, request: Request, call: calls.RetrieveFuture, future: TrainerFuture
+    parts: WorkerParts, request: Request, call: calls.RetrieveFuture, future: TrainerFuture
 ) -> Reply | Streamed:
-    trainer = trainer_of(deps)
+    trainer = trainer_of(parts)
     body = wire.replaced(request.body, "request_id", future.request_id)
     try:
-        async with while_connected(request.connection), trainer.held(_hold_s(deps)):
+        async with while_connected(request.connection), trainer.held(_hold_s(parts)):
             async with trainer.exchange(trainer.whole(request, body)) as response:
                 _require_calm(response.status)
                 told = await trainer.told(response)
                 return await _learned(request, trainer, told, future)
     except _TROUBLE as error:
-        raise _busy(deps, error) from None
+        raise _busy(parts, error) from None
     except TimeoutError:
         return _still_running(call)
 
@@ -187,8 +187,8 @@ async def _path_of(request: Request, trainer: TrainingServer, sampler_id: str) -
     return info.model_path if info is not None else None
 
 
-def _hold_s(deps: Deps) -> float:
-    return deps.live.settings.poll_timeout_s
+def _hold_s(parts: WorkerParts) -> float:
+    return parts.live.settings.poll_timeout_s
 
 
 def _require_calm(status: int) -> None:
@@ -197,8 +197,8 @@ def _require_calm(status: int) -> None:
         raise UpstreamBroke(f"the training server answered {status}; it is asked again later")
 
 
-def _busy(deps: Deps, error: Exception) -> Overloaded:
-    deps.counters.training_failures += 1
+def _busy(parts: WorkerParts, error: Exception) -> Overloaded:
+    parts.counters.training_failures += 1
     return Overloaded("trainer", str(error))
 
 
@@ -206,13 +206,13 @@ def _still_running(call: calls.RetrieveFuture) -> Reply:
     return replies.answer(Answer.TRY_AGAIN, calls.try_again(call.request_id, "active", None))
 
 
-async def _ask(deps: Deps, request: Request, outgoing: Outgoing, timeout_s: float | None = None) -> Told:
-    deps.counters.training_requests += 1
-    trainer = trainer_of(deps)
+async def _ask(parts: WorkerParts, request: Request, outgoing: Outgoing, timeout_s: float | None = None) -> Told:
+    parts.counters.training_requests += 1
+    trainer = trainer_of(parts)
     try:
         return await (trainer.ask(request, outgoing, timeout_s) if timeout_s else trainer.ask(request, outgoing))
     except _TROUBLE:
-        deps.counters.training_failures += 1
+        parts.counters.training_failures += 1
         raise
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shared.config import Settings
     from shared.core.model import SampleKey
     from shared.core.record import Claim
-    from workers.parts import Deps
+    from workers.parts import WorkerParts
     from workers.samples.live import LiveSample
 
 log = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ _BATCHES_AHEAD: Final = 5
 
 class Housekeeping:
     def __init__(
-        self, deps: Deps, owner: str, settings: Settings, rng_unit: Callable[[], float] = random.random
+        self, parts: WorkerParts, owner: str, settings: Settings, rng_unit: Callable[[], float] = random.random
     ) -> None:
-        self._deps = deps
+        self._parts = parts
         self._rng_unit = rng_unit
         self._owner = owner
         self._lease_s = settings.lease_s
@@ -64,7 +64,7 @@ class Housekeeping:
         self._hurry = asyncio.Event()
         self._renewed_s = float("-inf")
         self._tended_s = float("-inf")
-        deps.dispatcher.on_loss = self.doubt
+        parts.dispatcher.on_loss = self.doubt
 
     def duties(self) -> list[Callable[[], Coroutine[None, None, None]]]:
         """Endless coroutines, one per duty; whoever starts them owns and cancels them."""
@@ -72,8 +72,8 @@ class Housekeeping:
             self._tend_store,
             self._probe,
             self._learn_models,
-            self._deps.clocks.run,
-            self._deps.registry.run,
+            self._parts.expiry.run,
+            self._parts.published.run,
         ]
 
     async def _tend_store(self) -> None:
@@ -89,20 +89,20 @@ class Housekeeping:
 
     def doubt(self) -> None:
         """Something that must be in the store was not: look now whether the lease is, but not again and again."""
-        if self._deps.clock.monotonic_s() - self._tended_s >= RETRY_EVERY_S:
+        if self._parts.clock.monotonic_s() - self._tended_s >= RETRY_EVERY_S:
             self._hurry.set()
 
     async def _probe(self) -> None:
         while True:
             await asyncio.sleep(self._jittered(PROBE_EVERY_S))
-            await self._try("probe", self._deps.pool.probe)
+            await self._try("probe", self._parts.pool.probe)
 
     async def _learn_models(self) -> None:
         while True:
             # Until an upstream has answered once, nothing can be sampled: ask often.
-            every_s = MODELS_EVERY_S if self._deps.pool.catalogue.known else PROBE_EVERY_S
-            await _wait(self._deps.pool.changed, self._jittered(every_s))
-            await self._try("models", self._deps.pool.learn_models)
+            every_s = MODELS_EVERY_S if self._parts.pool.catalogue.known else PROBE_EVERY_S
+            await _wait(self._parts.pool.changed, self._jittered(every_s))
+            await self._try("models", self._parts.pool.learn_models)
 
     def _jittered(self, seconds: float) -> float:
         """Within a quarter: workers that started together must not ask together for ever."""
@@ -110,14 +110,14 @@ class Housekeeping:
 
     async def tend_store(self) -> None:
         """One turn: lease, inbox, list of upstreams, sessions, reaping. Raises `StoreError`."""
-        self._deps.dispatcher.just_settled.drop_stale(self._deps.clock.monotonic_s())
+        self._parts.dispatcher.just_settled.drop_stale(self._parts.clock.monotonic_s())
         await self._renew()
         with suppress(StoreError):
             # On a cluster it may be on a node that is away, and the other duties on those that are not.
             await self._look_at_roll()
-        for message in await self._deps.store.take_inbox(self._owner):
+        for message in await self._parts.store.take_inbox(self._owner):
             self.on_control(message)
-        await self._deps.registry.sync()
+        await self._parts.published.sync()
         await self._write_signs_of_life()
         await self._end_dead_sessions()
         await self._count_expiring()
@@ -126,14 +126,14 @@ class Housekeeping:
     def on_control(self, message: bytes) -> None:
         match messages.parse(message):
             case messages.Cancel(key):
-                self._deps.dispatcher.cancel(key)
+                self._parts.dispatcher.cancel(key)
             case messages.Finish(session_id):
-                self._deps.sessions.mark_finished(session_id)
-                self._deps.dispatcher.end_session(session_id)
+                self._parts.sessions.mark_finished(session_id)
+                self._parts.dispatcher.end_session(session_id)
             case messages.Lost():
                 self.doubt()
             case messages.Upstreams():
-                self._deps.registry.look()
+                self._parts.published.look()
             case messages.There(owner):
                 self._roll.is_there(owner)
                 self._hurry_if_awaited(owner)
@@ -146,7 +146,7 @@ class Housekeeping:
             self._hurry.set()
 
     async def _renew(self) -> None:
-        clock, store = self._deps.clock, self._deps.store
+        clock, store = self._parts.clock, self._parts.store
         self._tended_s = clock.monotonic_s()
         held = await store.renew_lease(self._owner, ttl_s=self._lease_s)
         lost = self._held_lease and not held
@@ -156,11 +156,11 @@ class Housekeeping:
             # Noted before it is tried: the lease is back with this turn, the samples only when all are entered.
             self._must_refill = True
             self._roll.begin(clock.monotonic_s())
-            self._deps.dispatcher.expect_refill(self._lease_s)
-            self._deps.dispatcher.meet_restart(restarted_s)
+            self._parts.dispatcher.expect_refill(self._lease_s)
+            self._parts.dispatcher.meet_restart(restarted_s)
         elif not self._held_lease:
             # What ran before this worker was there may be on its way into the store.
-            self._deps.dispatcher.expect_refill(await store.refill_left_s())
+            self._parts.dispatcher.expect_refill(await store.refill_left_s())
         # A lease that lapsed may be this worker's own fault; one that is gone before its time is everybody's loss.
         flushed = lost and clock.monotonic_s() - self._renewed_s < self._lease_s
         self._renewed_s = clock.monotonic_s()
@@ -176,108 +176,108 @@ class Housekeeping:
 
     async def _refill_and_tell(self, others_need_s: float) -> None:
         """Others may begin later, and have as much to tell: who asks meanwhile is told to wait."""
-        began_s = self._deps.clock.monotonic_s()
-        run = await self._deps.store.server_run()
-        await self._deps.store.note_refill(self._owner, window_s=self._lease_s)
+        began_s = self._parts.clock.monotonic_s()
+        run = await self._parts.store.server_run()
+        await self._parts.store.note_refill(self._owner, window_s=self._lease_s)
         await self._refill()
         await self._answer_roll(run)
         self._must_refill = False
-        now_s = self._deps.clock.monotonic_s()
+        now_s = self._parts.clock.monotonic_s()
         window_s = max(now_s - began_s, others_need_s)
-        self._deps.dispatcher.expect_refill(self._roll.has_told(now_s, window_s))
-        await self._deps.store.note_refill(self._owner, window_s=max(window_s, REFILL_S))
+        self._parts.dispatcher.expect_refill(self._roll.has_told(now_s, window_s))
+        await self._parts.store.note_refill(self._owner, window_s=max(window_s, REFILL_S))
 
     async def _answer_roll(self, run: bytes) -> None:
         """All that this worker runs is in the server of `run`. Raises `StoreUnavailable` when that is gone again."""
-        if not await self._deps.store.answer_roll(self._owner, run):
+        if not await self._parts.store.answer_roll(self._owner, run):
             self._must_refill = True
             raise StoreUnavailable("the store was restarted once more", maybe_done=False)
-        await self._deps.store.broadcast(there_message(self._owner))
+        await self._parts.store.broadcast(there_message(self._owner))
 
     async def _look_at_roll(self) -> None:
         """Others that have not told yet what they run are waited for; see `shared/core/roll_call.py`."""
-        roll = await self._deps.store.read_roll()
+        roll = await self._parts.store.read_roll()
         if self._owner not in roll.answered:
             # Lost once more, or struck off by somebody who took this worker for dead.
             self._must_refill = True
             self._hurry.set()
-        left_s = self._roll.look(roll, self._deps.clock.monotonic_s())
+        left_s = self._roll.look(roll, self._parts.clock.monotonic_s())
         if left_s is not None:
-            self._deps.dispatcher.expect_refill(left_s)
+            self._parts.dispatcher.expect_refill(left_s)
 
     async def _refill(self) -> None:
         """A store that was emptied learns what runs, so that its polls find it pending instead of gone, and what is
         lost: the results that nobody fetched yet. Where nothing was lost, none of this changes anything.
         """
         # One whose begin was never answered may be another's: it is begun again when all have told (dispatcher.py).
-        begun = [running for running in self._deps.dispatcher.all_running() if running.is_begun]
+        begun = [running for running in self._parts.dispatcher.all_running() if running.is_begun]
         await _each(map(self._enter_again, begun))
-        await _each(starmap(self._orphan_if_missing, self._deps.settlements.claims()))
+        await _each(starmap(self._orphan_if_missing, self._parts.unfetched.claims()))
 
     async def _enter_again(self, running: LiveSample) -> None:
-        await self._deps.store.begin(running.key, running.claim)
-        if self._deps.dispatcher.running(running.key) is not running:
+        await self._parts.store.begin(running.key, running.claim)
+        if self._parts.dispatcher.running(running.key) is not running:
             # It settled meanwhile: what was written then is first, and begin changed nothing. But had the store lost
             # that too, nobody would run what we have just entered.
             await self._orphan_if_missing(running.key, running.claim)
 
     async def _orphan_if_missing(self, key: SampleKey, claim: Claim) -> None:
-        settled = await self._deps.store.settle(
-            key, claim, State.ORPHANED, b"", ttl_s=self._undelivered_ttl_s, now_ms=self._deps.clock.wall_ms()
+        settled = await self._parts.store.settle(
+            key, claim, State.ORPHANED, b"", ttl_s=self._undelivered_ttl_s, now_ms=self._parts.clock.wall_ms()
         )
         if settled in (Settled.WRITTEN, Settled.RESTORED):
-            self._deps.store.announce(key.session_key, key.seq_id)
+            self._parts.store.announce(key.session_key, key.seq_id)
 
     async def _write_signs_of_life(self) -> None:
-        noted = self._deps.sessions.take_noted()
+        noted = self._parts.sessions.take_noted()
         try:
             # Not one after the other: the lease waits for them.
             await _each(map(self._write_sign_of_life, noted))
         except StoreError:
-            self._deps.sessions.return_noted(noted)
+            self._parts.sessions.return_noted(noted)
             raise
 
     async def _write_sign_of_life(self, session_id: str) -> None:
-        await self._deps.sessions.touch(session_id)
+        await self._parts.sessions.touch(session_id)
 
     async def _end_dead_sessions(self) -> None:
         """Finished sessions whose message was lost, and those that have been silent for too long."""
-        for session_ids in batches(self._deps.dispatcher.session_ids(), _AT_ONCE):
+        for session_ids in batches(self._parts.dispatcher.session_ids(), _AT_ONCE):
             await self._end_dead_among(session_ids)
 
     async def _end_dead_among(self, session_ids: list[str]) -> None:
-        infos = await self._deps.store.session_infos(session_ids)
+        infos = await self._parts.store.session_infos(session_ids)
         for session_id, info in zip(session_ids, infos, strict=True):
-            self._deps.sessions.learn(session_id, info)
+            self._parts.sessions.learn(session_id, info)
             if info.state is SessionState.FINISHED or self._is_silent(info.seen_ms):
-                if ended := self._deps.dispatcher.end_session(session_id):
+                if ended := self._parts.dispatcher.end_session(session_id):
                     log.info("session is over: its running samples are ended", extra={"samples": ended})
 
     def _is_silent(self, seen_ms: int) -> bool:
         """Time without the store does not count against a session: nobody could write its signs of life."""
-        since_s = self._deps.store.connected_since_s
+        since_s = self._parts.store.connected_since_s
         if since_s is None or not seen_ms:
             return False
-        connected_ms = (self._deps.clock.monotonic_s() - since_s) * 1000
-        silent_ms = self._deps.clock.wall_ms() - seen_ms
+        connected_ms = (self._parts.clock.monotonic_s() - since_s) * 1000
+        silent_ms = self._parts.clock.wall_ms() - seen_ms
         return min(silent_ms, connected_ms) > self._session_timeout_ms
 
     async def _count_expiring(self) -> None:
         """Results whose time is about to end unread: counted while the store can still tell."""
         margin_s = min(2 * RENEW_EVERY_S, self._undelivered_ttl_s / 2)
-        then_s = self._deps.clock.monotonic_s() - (self._undelivered_ttl_s - margin_s)
-        for due in batches(self._deps.settlements.take_settled_before(then_s), _AT_ONCE):
-            self._deps.counters.expired_undelivered += await self._deps.store.count_unread(due)
+        then_s = self._parts.clock.monotonic_s() - (self._undelivered_ttl_s - margin_s)
+        for due in batches(self._parts.unfetched.take_settled_before(then_s), _AT_ONCE):
+            self._parts.counters.expired_undelivered += await self._parts.store.count_unread(due)
 
     async def _reap_lapsed(self) -> None:
         """End the samples of instances that hold no lease; not before everybody had a lease's time to renew."""
-        since_s = self._deps.store.connected_since_s
-        if since_s is None or self._deps.clock.monotonic_s() - since_s < self._lease_s:
+        since_s = self._parts.store.connected_since_s
+        if since_s is None or self._parts.clock.monotonic_s() - since_s < self._lease_s:
             return
-        for owner in await self._deps.store.lapsed_owners():
+        for owner in await self._parts.store.lapsed_owners():
             if owner != self._owner:
-                reaped = await reap(self._deps.store, owner, self._undelivered_ttl_s, self._deps.clock)
-                self._deps.counters.orphaned += reaped
+                reaped = await reap(self._parts.store, owner, self._undelivered_ttl_s, self._parts.clock)
+                self._parts.counters.orphaned += reaped
 
     async def _try(self, duty: str, act: Callable[[], Awaitable[None]]) -> bool:
         """Whether it was done."""

@@ -68,7 +68,7 @@ class Dispatcher:
         clock: Clock,
         owner: str,
         settings: Settings,
-        settlements: UnfetchedResults,
+        unfetched: UnfetchedResults,
         key_usage: KeyUsage,
     ) -> None:
         # Kept: asking for it is a system call (getpid) in Python 3.11.
@@ -82,7 +82,7 @@ class Dispatcher:
         self.owner = owner
         # Told when a record was not there that must be.
         self.on_loss: Callable[[], None] = lambda: None
-        self._settlements = settlements
+        self._unfetched = unfetched
         self._settler = Settler(store, clock, settings.undelivered_ttl_s, self._hold, self._note_full)
         self.quota = Quota(key_usage, counters, settings)
         self.just_settled = FreshResults(settings.undelivered_ttl_s)
@@ -299,7 +299,7 @@ class Dispatcher:
         if settled is Settled.RESTORED:
             self.on_loss()
         if settled is not None:
-            self._settlements.add(key, running.claim, settled_s)
+            self._unfetched.add(key, running.claim, settled_s)
             self._store.announce(key.session_key, key.seq_id)
         if settled is Settled.REFUSED:
             # Its result may have been written after all, before it was cancelled: whoever waits must look.

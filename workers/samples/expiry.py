@@ -36,11 +36,11 @@ _PENDING_MAX: Final = 100_000
 
 class DeliveryExpiry:
     def __init__(
-        self, store: Store, settings: Settings, counters: Counters, settlements: UnfetchedResults, clock: Clock
+        self, store: Store, settings: Settings, counters: Counters, unfetched: UnfetchedResults, clock: Clock
     ) -> None:
         self._store = store
         self._clock = clock
-        self._settlements = settlements
+        self._unfetched = unfetched
         self._retrieved_ttl_s = settings.retrieved_ttl_s
         self._acked_ttl_s = settings.acked_ttl_s
         self._counters = counters
@@ -50,7 +50,7 @@ class DeliveryExpiry:
         self._damping = Throttle(_LOG_EVERY_S)
 
     def handed_over(self, key: SampleKey) -> None:
-        settled_s = self._settlements.handed_over(key)
+        settled_s = self._unfetched.handed_over(key)
         if settled_s is not None:
             self._counters.stages.delivery.add(self._clock.monotonic_s() - settled_s)
         if len(self._retrieved) < _PENDING_MAX:
@@ -58,7 +58,7 @@ class DeliveryExpiry:
         self._wanted.set()
 
     def acknowledged(self, keys: list[SampleKey]) -> None:
-        self._settlements.fetched(keys)
+        self._unfetched.fetched(keys)
         if keys and len(self._acked) < _PENDING_MAX:
             self._acked.extend(keys)
             self._wanted.set()

@@ -76,10 +76,8 @@ async def openai_passage(**settings: Any) -> AsyncIterator[OpenAiPassage]:
     async with raw_upstream() as first, raw_upstream() as second, serving_bench(None, **settings) as (bench, served):
         bench.pool.replace([first.url, second.url])
         async with make_session(bench.settings, None) as session:
-            engines = OpenAiProxy(
-                bench.pool, session, bench.counters, bench.clock, 60.0, lambda: 0.5, sleep=bench.sleep
-            )
-            bench.use(engines=engines)
+            openai = OpenAiProxy(bench.pool, session, bench.counters, bench.clock, 60.0, lambda: 0.5, sleep=bench.sleep)
+            bench.use(openai=openai)
             yield OpenAiPassage(served, bench, first, second)
 
 

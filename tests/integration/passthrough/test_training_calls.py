@@ -91,7 +91,7 @@ async def test_a_session_is_made_there_and_known_here(passage: Passage) -> None:
     bound = await bind(passage)
     assert bound.status == 200
     session = passage.bench.sessions.get(
-        bound.json["sampling_session_id"], passage.bench.deps.live.keyring.identify(None)
+        bound.json["sampling_session_id"], passage.bench.parts.live.keyring.identify(None)
     )
     assert session.session_id == trainer_ids.session_name(SESSION, ids.ANONYMOUS_SECRET, foreign=True)
     assert (await passage.bench.asample(of=session)).status == 200
@@ -140,7 +140,7 @@ async def test_a_finish_ends_what_runs_here_and_is_told_there(passage: Passage) 
     script = passage.upstream.handler = Script(sessions=(200, {"ok": True}))
     bound = await bind(passage)
     session = passage.bench.sessions.get(
-        bound.json["sampling_session_id"], passage.bench.deps.live.keyring.identify(None)
+        bound.json["sampling_session_id"], passage.bench.parts.live.keyring.identify(None)
     )
     await passage.bench.asample(of=session)
     key = session.key(1)
@@ -159,7 +159,7 @@ async def test_two_callers_of_one_session_share_nothing() -> None:
         passage.upstream.handler = Script(sessions=(200, {}))
         mine, other = await bind(passage, "s-1", KEY_A), await bind(passage, "s-1", KEY_B)
         assert mine.json != other.json
-        caller = passage.bench.deps.live.keyring.identify(KEY_A)
+        caller = passage.bench.parts.live.keyring.identify(KEY_A)
         session = passage.bench.sessions.get(mine.json["sampling_session_id"], caller)
         assert (await passage.bench.asample(of=session, key=KEY_A)).status == 200
         key = session.key(1)
@@ -261,7 +261,7 @@ async def test_a_sampling_session_that_was_born_there_becomes_one_of_ours(passag
     assert first.body == again.body
     assert first.json == result | {"sampling_session_id": first.json["sampling_session_id"]}
     assert {asked["request_id"] for path, asked in script.asked if path == "retrieve_future"} == {"future/1"}
-    caller = passage.bench.deps.live.keyring.identify(None)
+    caller = passage.bench.parts.live.keyring.identify(None)
     session = passage.bench.sessions.get(first.json["sampling_session_id"], caller)
     assert session.model.model_path == PATH
     assert session.session_id == trainer_ids.session_name(SESSION, caller.secret, foreign=True)

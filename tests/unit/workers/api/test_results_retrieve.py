@@ -159,15 +159,15 @@ async def test_only_a_delivered_reply_starts_the_clock(bench: AppBench) -> None:
     """A2"""
     finished = await settled(bench, Ending(State.READY, b"result"))
     await bench.retrieve(finished, connection=LeavingConnection())
-    await bench.clocks.flush()
+    await bench.expiry.flush()
     assert bench.left_s(KEY) == bench.settings.undelivered_ttl_s
     bench.clock.advance(400.0)
     assert (await bench.retrieve(finished)).body == b"result"
-    await bench.clocks.flush()
+    await bench.expiry.flush()
     assert bench.left_s(KEY) == bench.settings.retrieved_ttl_s
     bench.clock.advance(100.0)
     assert (await bench.retrieve(finished)).body == b"result"
-    await bench.clocks.flush()
+    await bench.expiry.flush()
     assert bench.left_s(KEY) == bench.settings.retrieved_ttl_s - 100.0
 
 
@@ -209,7 +209,7 @@ async def test_a_size_announcement_starts_no_clock(bench: AppBench) -> None:
     finished = await settled(bench, LARGE)
     answered = await bench.retrieve(finished, allow_metadata_only=True)
     assert answered.json == {"status": "complete_metadata", "response_payload_size": len(LARGE.payload)}
-    await bench.clocks.flush()
+    await bench.expiry.flush()
     assert bench.left_s(KEY) == bench.settings.undelivered_ttl_s
     assert len((await bench.retrieve(finished)).body) == len(LARGE.payload)
 

@@ -130,7 +130,7 @@ async def test_acknowledgements_count_only_for_the_polled_session(bench: AppBenc
     other = await settled(bench, of=session(1), seq_id=2)
     answered = await bench.poll_session(retrieved_request_ids=[mine, other, "nonsense", request_id(77)])
     assert answered.status == 200
-    await bench.clocks.flush()
+    await bench.expiry.flush()
     assert bench.left_s(KEY) == bench.settings.acked_ttl_s
     for untouched in (session().key(2), session(1).key(2)):
         assert bench.left_s(untouched) == bench.settings.undelivered_ttl_s

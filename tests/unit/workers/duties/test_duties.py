@@ -32,7 +32,7 @@ async def bench() -> Bench:
 @pytest.mark.parametrize(("lease_s", "every_s"), [(30.0, 5.0), (15.0, 5.0), (3.0, 1.0)])
 async def test_a_lease_outlasts_a_renewal_that_fails(bench: Bench, lease_s: float, every_s: float) -> None:
     settings = msgspec.structs.replace(bench.settings, lease_s=lease_s)
-    made = module.Housekeeping(bench.housekeeping._deps, OWNER, settings)
+    made = module.Housekeeping(bench.housekeeping._parts, OWNER, settings)
     assert made._renew_every_s == every_s
 
 
@@ -200,7 +200,7 @@ async def test_a_published_list_is_followed_and_told_to_a_store_that_lost_it(ben
 
 
 async def test_a_message_makes_a_worker_read_the_list_at_once(bench: Bench) -> None:
-    run = asyncio.create_task(bench.registry.run())
+    run = asyncio.create_task(bench.published.run())
     await bench.store.offer_upstreams(UpstreamList(1, ("http://new",)))
     assert bench.pool.lists == []
     bench.housekeeping.on_control(PUBLISHED)

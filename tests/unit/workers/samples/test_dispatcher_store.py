@@ -151,7 +151,7 @@ async def test_what_was_settled_is_remembered_in_case_the_store_loses_it(bench: 
     await bench.started()
     bench.executor.finish(KEY)
     await bench.dispatcher.wait_idle()
-    assert [key for key, _ in bench.settlements.claims()] == [KEY]
+    assert [key for key, _ in bench.unfetched.claims()] == [KEY]
 
 
 async def test_while_a_restarted_store_is_refilled_new_samples_are_refused(bench: WorkerBench) -> None:

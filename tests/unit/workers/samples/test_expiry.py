@@ -34,8 +34,8 @@ class Bench:
         self.server = MemoryServer(ManualClock(), Random(7))
         self.store = MemoryStore(self.server)
         self.counters = Counters()
-        self.settlements = UnfetchedResults()
-        self.clocks = DeliveryExpiry(self.store, SETTINGS, self.counters, self.settlements, self.server.clock)
+        self.unfetched = UnfetchedResults()
+        self.expiry = DeliveryExpiry(self.store, SETTINGS, self.counters, self.unfetched, self.server.clock)
 
     async def settled(self, count: int) -> list[SampleKey]:
         keys = [SampleKey("session", seq_id) for seq_id in range(count)]
@@ -52,7 +52,7 @@ class Bench:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.clocks.run())
+        task = asyncio.create_task(self.expiry.run())
         try:
             yield
         finally:
@@ -69,11 +69,11 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 async def test_a_hand_over_starts_the_retrieved_clock_and_an_acknowledgement_shortens_it(bench: Bench) -> None:
     (key,) = await bench.settled(1)
-    bench.clocks.handed_over(key)
-    await bench.clocks.flush()
+    bench.expiry.handed_over(key)
+    await bench.expiry.flush()
     assert bench.left_s(key) == 300.0
-    bench.clocks.acknowledged([key])
-    await bench.clocks.flush()
+    bench.expiry.acknowledged([key])
+    await bench.expiry.flush()
     assert bench.left_s(key) == 30.0
     assert (bench.counters.delivered, bench.counters.acknowledged) == (1, 1)
 
@@ -81,19 +81,19 @@ async def test_a_hand_over_starts_the_retrieved_clock_and_an_acknowledgement_sho
 async def test_what_was_fetched_need_not_be_remembered_for_a_wipe(bench: Bench) -> None:
     keys = await bench.settled(3)
     for key in keys:
-        bench.settlements.add(key, Claim(OWNER, 1, 1, bytes(16)), 0.0)
-    bench.clocks.handed_over(keys[0])
-    bench.clocks.acknowledged(keys[1:2])
-    assert [key for key, _ in bench.settlements.claims()] == keys[2:]
+        bench.unfetched.add(key, Claim(OWNER, 1, 1, bytes(16)), 0.0)
+    bench.expiry.handed_over(keys[0])
+    bench.expiry.acknowledged(keys[1:2])
+    assert [key for key, _ in bench.unfetched.claims()] == keys[2:]
 
 
 async def test_no_clock_is_extended(bench: Bench) -> None:
     (key,) = await bench.settled(1)
-    bench.clocks.handed_over(key)
-    await bench.clocks.flush()
+    bench.expiry.handed_over(key)
+    await bench.expiry.flush()
     bench.server.clock.advance(100.0)
-    bench.clocks.handed_over(key)
-    await bench.clocks.flush()
+    bench.expiry.handed_over(key)
+    await bench.expiry.flush()
     assert bench.left_s(key) == 200.0
     assert bench.counters.delivered == 1
 
@@ -102,7 +102,7 @@ async def test_a_burst_is_one_command(bench: Bench) -> None:
     keys = await bench.settled(200)
     async with bench.running():
         for key in keys:
-            bench.clocks.handed_over(key)
+            bench.expiry.handed_over(key)
         await until(lambda: bench.counters.delivered == 200)
     assert bench.store.commands == 1
 
@@ -110,12 +110,12 @@ async def test_a_burst_is_one_command(bench: Bench) -> None:
 async def test_a_large_burst_goes_in_batches(bench: Bench) -> None:
     keys = await bench.settled(1100)
     for key in keys:
-        bench.clocks.handed_over(key)
-    await bench.clocks.flush()
+        bench.expiry.handed_over(key)
+    await bench.expiry.flush()
     assert bench.store.commands == 3
     assert {bench.left_s(key) for key in keys} == {300.0}
-    bench.clocks.acknowledged(keys)
-    await bench.clocks.flush()
+    bench.expiry.acknowledged(keys)
+    await bench.expiry.flush()
     assert bench.store.commands == 6
     assert {bench.left_s(key) for key in keys} == {30.0}
 
@@ -124,7 +124,7 @@ async def test_nothing_is_lost_while_the_store_is_away(bench: Bench) -> None:
     (key,) = await bench.settled(1)
     bench.store.fail_before = AWAY
     async with bench.running():
-        bench.clocks.handed_over(key)
+        bench.expiry.handed_over(key)
         await until(lambda: bench.store.commands >= 3)
         bench.store.fail_before = None
         await until(lambda: bench.counters.delivered == 1)
@@ -133,12 +133,12 @@ async def test_nothing_is_lost_while_the_store_is_away(bench: Bench) -> None:
 
 async def test_flushing_into_a_store_that_is_away_raises_and_keeps(bench: Bench) -> None:
     (key,) = await bench.settled(1)
-    bench.clocks.handed_over(key)
+    bench.expiry.handed_over(key)
     bench.store.fail_before = AWAY
     with pytest.raises(StoreUnavailable):
-        await bench.clocks.flush()
+        await bench.expiry.flush()
     bench.store.fail_before = None
-    await bench.clocks.flush()
+    await bench.expiry.flush()
     assert bench.counters.delivered == 1
 
 
@@ -149,12 +149,12 @@ async def test_what_the_store_refuses_holds_up_nothing_that_comes_after_it(
     refused, later = await bench.settled(2)
     bench.store.fail_before = StoreRefused("WRONGTYPE")
     for _ in range(3):
-        bench.clocks.handed_over(refused)
-        bench.clocks.acknowledged([refused])
-        await bench.clocks.flush()
+        bench.expiry.handed_over(refused)
+        bench.expiry.acknowledged([refused])
+        await bench.expiry.flush()
     bench.store.fail_before = None
-    bench.clocks.handed_over(later)
-    await bench.clocks.flush()
+    bench.expiry.handed_over(later)
+    await bench.expiry.flush()
     assert (bench.left_s(refused), bench.left_s(later)) == (3600.0, 300.0)
     assert bench.counters.delivered == 1
     assert [record.message for record in caplog.records] == ["store refuses to start clocks"]
@@ -165,14 +165,14 @@ async def test_what_waits_for_the_store_is_bounded(bench: Bench, monkeypatch: py
     monkeypatch.setattr(module, "_PENDING_MAX", 2)
     keys = await bench.settled(5)
     for key in keys:
-        bench.clocks.handed_over(key)
-    await bench.clocks.flush()
+        bench.expiry.handed_over(key)
+    await bench.expiry.flush()
     assert [bench.left_s(key) for key in keys] == [300.0] * 2 + [3600.0] * 3
 
 
 async def test_what_was_never_settled_has_no_clock(bench: Bench) -> None:
-    bench.clocks.handed_over(SampleKey("session", 1))
-    bench.clocks.acknowledged([])
-    await bench.clocks.flush()
+    bench.expiry.handed_over(SampleKey("session", 1))
+    bench.expiry.acknowledged([])
+    await bench.expiry.flush()
     assert bench.counters.delivered == 0
     assert bench.store.commands == 1

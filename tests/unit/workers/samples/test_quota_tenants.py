@@ -143,8 +143,8 @@ async def test_what_runs_for_a_revoked_key_ends_and_its_polls_with_it() -> None:
     await until(lambda: set(keys) == set(bench.executor.started))
     poll = asyncio.create_task(bench.retrieve(request_id(1, session_of(KEY_A)), key=KEY_A))
     await asleep(bench)
-    bench.deps.live.keyring = Keyring(KEYS[1:])
-    assert bench.dispatcher.end_revoked(bench.deps.live.keyring.knows) == 1
+    bench.parts.live.keyring = Keyring(KEYS[1:])
+    assert bench.dispatcher.end_revoked(bench.parts.live.keyring.knows) == 1
     assert (await poll).status == 410
     assert bench.executor.interrupted == keys[:1]
     assert [bench.state(key) for key in keys] == [State.STALE, State.PENDING]

@@ -29,7 +29,7 @@ class FakePool:
         self.lists.append(urls)
 
     def on_broken(self) -> None:
-        raise AssertionError("the registry listens to it")
+        raise AssertionError("the published list listens to it")
 
 
 class CountingStore(MemoryStore):
@@ -47,7 +47,7 @@ class Bench:
         self.server = MemoryServer(ManualClock(), Random(7))
         self.store = CountingStore(self.server)
         self.pool = FakePool()
-        self.registry = PublishedUpstreams(self.store, self.pool, FLAGS)  # type: ignore[arg-type] # as far as it needs a pool
+        self.published = PublishedUpstreams(self.store, self.pool, FLAGS)  # type: ignore[arg-type] # as far as it needs a pool
 
     async def publish(self, version: int, *urls: str) -> None:
         await self.store.offer_upstreams(UpstreamList(version, urls))
@@ -59,23 +59,23 @@ def bench() -> Bench:
 
 
 async def test_without_a_published_list_nothing_changes(bench: Bench) -> None:
-    await bench.registry.sync()
+    await bench.published.sync()
     assert bench.pool.lists == []
 
 
 async def test_each_new_list_is_followed_once(bench: Bench) -> None:
     for version in (5, 6):
         await bench.publish(version, f"http://{version}")
-        await bench.registry.sync()
-        await bench.registry.sync()
+        await bench.published.sync()
+        await bench.published.sync()
     assert bench.pool.lists == [("http://5",), ("http://6",)]
 
 
 async def test_an_empty_list_hands_back_to_the_flags(bench: Bench) -> None:
     await bench.publish(1, "http://published")
-    await bench.registry.sync()
+    await bench.published.sync()
     await bench.publish(2)
-    await bench.registry.sync()
+    await bench.published.sync()
     assert bench.pool.lists == [("http://published",), FLAGS]
 
 
@@ -83,20 +83,20 @@ async def test_an_answer_that_is_older_than_what_is_known_changes_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.publish(2, "http://new")
-    await bench.registry.sync()
+    await bench.published.sync()
 
     async def late(_: UpstreamList) -> UpstreamList:
         return UpstreamList(1, ("http://old",))
 
     monkeypatch.setattr(bench.store, "offer_upstreams", late)
-    await bench.registry.sync()
+    await bench.published.sync()
     assert bench.pool.lists == [("http://new",)]
 
 
 async def test_a_thousand_broken_exchanges_are_one_look(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer restarts vLLM elsewhere and publishes the address: who meets the old one looks there."""
     monkeypatch.setattr(module, "_LOOK_AGAIN_AFTER_S", 3600.0)
-    run = asyncio.create_task(bench.registry.run())
+    run = asyncio.create_task(bench.published.run())
     await bench.publish(1, "http://moved")
     for _ in range(1000):
         bench.pool.on_broken()
@@ -113,12 +113,12 @@ async def test_a_store_that_is_away_does_not_end_the_duty(
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_AGAIN_AFTER_S", 0.0)
     bench.store.fail_before = error
-    run = asyncio.create_task(bench.registry.run())
-    bench.registry.look()
+    run = asyncio.create_task(bench.published.run())
+    bench.published.look()
     await until(lambda: bench.store.looks)
     bench.store.fail_before = None
     await bench.publish(1, "http://new")
-    bench.registry.look()
+    bench.published.look()
     await until(lambda: bench.pool.lists == [("http://new",)])
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
