@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.internal import api_implementation
 from google.protobuf.message import DecodeError
 
 from shared.core.result import EMPTY_LOGPROB, PromptScores, SampleResult, SequenceResult, StopReason, TopK
@@ -85,39 +84,8 @@ _pool: Final = _build_pool()
 _SampleResponse: Final = _message_class("SampleResponse")
 
 
-# Of lengths, seven bits to a byte.
-_VARINTS: Final = tuple(bytes((n,)) if n < 128 else bytes((n & 127 | 128, n >> 7)) for n in range(4096))
-_SHORT_BYTES: Final = 4000
-
-
-def is_upb() -> bool:
-    """Whether protobuf runs on its C implementation; the pure Python one is a hundred times slower."""
-    return bool(api_implementation.Type() == "upb")
-
-
 def encode_sample_response(result: SampleResult) -> bytes:
-    if len(result.sequences) == 1 and result.prompt is None:
-        encoded = _encode_short(result.sequences[0], result.prompt_cache_hit_tokens)
-        if encoded is not None:
-            return encoded
-    return encode_any_sample_response(result)
-
-
-def _encode_short(sequence: SequenceResult, cached_tokens: int) -> bytes | None:
-    """Field by field, in a third of the time that a message takes; None for what is long or has more fields."""
-    tokens, logprobs = sequence.tokens, sequence.logprobs
-    if not tokens or sequence.topk is not None or len(tokens) + len(logprobs) > _SHORT_BYTES:
-        return None
-    if not 0 <= cached_tokens < len(_VARINTS):
-        return None
-    reason = b"" if sequence.stop_reason is STOP_REASONS[0] else b"\x08\x01"
-    inside = b"".join((reason, b"\x12", _VARINTS[len(tokens)], tokens, b"\x1a", _VARINTS[len(logprobs)], logprobs))
-    cached = b"\x20" + _VARINTS[cached_tokens] if cached_tokens else b""
-    return b"".join((b"\x0a", _VARINTS[len(inside)], inside, cached))
-
-
-def encode_any_sample_response(result: SampleResult) -> bytes:
-    """As `encode_sample_response`, of which this is the long way."""
+    """Return the bytes of a SampleResponse."""
     # Attribute by attribute: nested constructors copy every buffer twice.
     message = _SampleResponse()
     for sequence in result.sequences:
