@@ -158,12 +158,7 @@ def own_imports(tree: ast.Module) -> set[str]:
     return found & known
 
 
-OWED: Final = {"shared.wire.vllm"}  # the frame cache, which goes
-
-
-@pytest.mark.parametrize(
-    "room", [pytest.param(r, marks=[pytest.mark.xfail(strict=True)] if r in OWED else []) for r in MAY_IMPORT]
-)
+@pytest.mark.parametrize("room", MAY_IMPORT)
 def test_a_room_imports_what_its_rule_allows(room: str) -> None:
     forbidden = [
         f"{name} imports {target}"

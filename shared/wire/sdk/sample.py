@@ -1,8 +1,7 @@
 """`asample`'s body to a `SampleSpec`, without a Python object per prompt token.
 
 The token list stays the client's own bytes. It is taken out of the body before the rest is read, and looked at once
-(token_list.py); where it is written in an unusual way, msgspec reads the whole body first. What is left of a body
-without its lists and numbers is read once for all that have it in common (sample_frame.py).
+(token_list.py); where it is written in an unusual way, msgspec reads the whole body first.
 
 Every field is either honoured or refused with a 400 that names it; none is ignored, except those that ask for nothing
 of the result (`record_stability_info`, `type`). Sources of names, defaults and ranges: docs/wire.md, docs/upstream.md.
@@ -11,7 +10,6 @@ of the result (`record_stability_info`, `type`). Sources of names, defaults and 
 from __future__ import annotations
 
 import math
-from enum import Enum
 from hashlib import sha256
 from typing import Any, Final, NoReturn
 
@@ -22,7 +20,6 @@ from shared.core.model import IMAGE_MARK, MAX_SEQ_ID, Image, SampleSpec, Samplin
 from shared.core.record import DIGEST_BYTES
 from shared.wire import json_arrays
 from shared.wire.sdk.image_chunk import read_image
-from shared.wire.sdk.sample_cache import MARKS, Frame, Recent, cut, marked
 from shared.wire.strict_json import decode, decode_lifted, lift
 
 MAX_SAMPLES: Final = 1024
@@ -36,8 +33,6 @@ MAX_TEMPERATURE: Final = 2.0
 _INT64: Final = range(-(2**63), 2**63)
 _INT32_MAX: Final = 2**31 - 1
 _WHITE: Final = b" \n\r\t"
-# Each client has one for each set of parameters; of 10 KB at most.
-_FRAMES: Final = 256
 
 # What was lifted out of the body; None when nothing was.
 Lists = list[tuple[bytes, int]] | None
@@ -92,101 +87,11 @@ class SampleCall(msgspec.Struct, frozen=True):
     spec: SampleSpec
 
 
-class _Known(msgspec.Struct, frozen=True):
-    """What is known of a frame. `call`: with marks for what is in its gaps; `rest`: that part of the digest.
-
-    `numbers`: max_tokens, seed and seq_id as the frame tells them. The others are where each is to be found, once these
-    are put behind the numbers in the gaps.
-    """
-
-    call: SampleCall
-    rest: bytes
-    numbers: tuple[int | None, ...]
-    max_tokens_at: int
-    seed_at: int
-    seq_id_at: int
-
-
 _decoder: Final = msgspec.json.Decoder(_Sample)
 
 
-class _Sight(Enum):
-    """ONCE: read it when it comes again, since many never do; ODD: its bodies are to be read as a whole."""
-
-    ONCE = "once"
-    ODD = "odd"
-
-
-_ONCE: Final = _Sight.ONCE
-_frames: Final[Recent[Frame, _Known | _Sight]] = Recent(_FRAMES)
-
-
 def decode_sample(body: bytes) -> SampleCall:
-    """The submission in `body`. Raises `BadRequest` with one sentence for the caller."""
-    parts = cut(body)
-    if parts is None:
-        return decode_whole(body)
-    frame, lists, numbers = parts
-    known = _frames.get(frame)
-    if known is None:
-        _frames.put(frame, _ONCE)
-    elif known is _ONCE:
-        known = _read_frame(frame) or _Sight.ODD
-        _frames.put(frame, known)
-    call = _filled(known, lists, numbers) if isinstance(known, _Known) else None
-    return call if call is not None else decode_whole(body)
-
-
-def _read_frame(frame: Frame) -> _Known | None:
-    """None unless what its gaps hold is what they are called, and decides nothing but itself."""
-    body, prompt = marked(frame) or (b"", b"")
-    try:
-        call = decode_whole(body)
-    except BadRequest:
-        return None
-    if call.sampling_session_id is None or call.spec.prompt != prompt or call.spec.images:
-        return None
-    spec, params = call.spec, call.spec.params
-    read = {b"max_tokens": params.max_tokens, b"seed": params.seed, b"seq_id": call.seq_id}
-    gaps = frame[1::2]
-    if any(read[name] != MARKS[name] for name in gaps):
-        return None
-    if spec.prompt_logprobs_last_n is not None:
-        # It depends on how long the prompt is.
-        return None
-    rest = (spec.prompt_logprobs, spec.topk_prompt_logprobs, spec.topk_sample_logprobs, None)
-    return _Known(call, _told(params, rest), tuple(read.values()), *map((*gaps, *read).index, read))
-
-
-def _filled(known: _Known, lists: list[bytes], numbers: list[bytes]) -> SampleCall | None:
-    """What the body says; None where a number or a list is not what it may be, and the whole has to tell how."""
-    prompt = lists[0] if len(lists) == 1 else b",".join(lists)
-    # An empty list among them leaves a comma too much, and is none for a plain list.
-    ids = json_arrays.count(prompt)
-    told = (*map(int, numbers), *known.numbers)
-    max_tokens, seed = told[known.max_tokens_at], told[known.seed_at]
-    if ids is None or (max_tokens is not None and not 1 <= max_tokens <= _INT32_MAX):
-        return None
-    call = known.call
-    spec, params = call.spec, call.spec.params
-    digest = _digest(spec.num_samples, max_tokens, seed, known.rest, prompt)
-    params = SamplingParams(max_tokens, seed, params.stop, params.temperature, params.top_k, params.top_p)
-    spec = SampleSpec(
-        prompt,
-        ids,
-        spec.num_samples,
-        params,
-        spec.prompt_logprobs,
-        spec.topk_prompt_logprobs,
-        spec.topk_sample_logprobs,
-        None,
-        digest,
-    )
-    return SampleCall(call.sampling_session_id, told[known.seq_id_at], call.base_model, call.model_path, spec)
-
-
-def decode_whole(body: bytes) -> SampleCall:
-    """As `decode_sample`, of which this is the long way."""
+    """Return the submission in `body`. Raises `BadRequest` with one sentence for the caller."""
     lifted = lift(body)
     if lifted is None:
         sample, lists = decode(_decoder, body, "sample request"), None
@@ -210,21 +115,23 @@ def require_name(name: str | None) -> None:
         raise BadRequest(f"a model's name or path must have 1 to {MAX_NAME_BYTES} bytes")
 
 
-def _digest(num_samples: int, max_tokens: int | None, seed: int | None, rest: bytes, prompt: bytes) -> bytes:
-    """16 bytes that are equal for requests of equal meaning, however they were written. `rest`: by `_told`.
+def _digest(num_samples: int, params: SamplingParams, rest: tuple[Any, ...], prompt: bytes) -> bytes:
+    """Return 16 bytes that are equal for requests of equal meaning, however they were written.
 
-    Every host and version makes the same of the same: a repeat may come to another one.
+    `rest`: all that decides the result besides the number of samples, `params` and the prompt. Every host and version
+    must compute the same bytes for the same request: a repeat may reach another one.
     """
+    decisive = repr((params.stop, params.temperature, params.top_k, params.top_p, *rest))[1:]
     # Processors have instructions for this hash: half of blake2b's time for a long prompt.
-    hashed = sha256(b"(%d, %a, %a, %b\0" % (num_samples, max_tokens, seed, rest))
+    head = b"(%d, %a, %a, %b\0" % (
+        num_samples,
+        params.max_tokens,
+        params.seed,
+        decisive.encode("utf-8", "surrogatepass"),
+    )
+    hashed = sha256(head)
     hashed.update(prompt)
     return hashed.digest()[:DIGEST_BYTES]
-
-
-def _told(params: SamplingParams, rest: tuple[Any, ...]) -> bytes:
-    """All that decides the result, in the order of the fields, from `stop` on; in front of it stands what varies."""
-    told = repr((params.stop, params.temperature, params.top_k, params.top_p, *rest))
-    return told[1:].encode("utf-8", "surrogatepass")
 
 
 def _refuse_unsupported(sample: _Sample) -> None:
@@ -239,7 +146,6 @@ def _spec(sample: _Sample, lists: Lists) -> SampleSpec:
     prompt, prompt_tokens, images = _prompt(sample.prompt.chunks, lists)
     num_samples = _in_range("num_samples", sample.num_samples, 1, 1, MAX_SAMPLES)
     params = _params(sample.sampling_params)
-    # All that decides the result besides the prompt and what is in `params`, in the order of the fields.
     rest = (
         bool(sample.prompt_logprobs),
         _in_range("topk_prompt_logprobs", sample.topk_prompt_logprobs, 0, 0, MAX_TOPK),
@@ -247,7 +153,7 @@ def _spec(sample: _Sample, lists: Lists) -> SampleSpec:
         _last_n(sample, prompt_tokens),
     )
     seen = [(image.format, sha256(image.data).digest()) for image in images]
-    digest = _digest(num_samples, params.max_tokens, params.seed, _told(params, (*rest, *seen)), prompt)
+    digest = _digest(num_samples, params, (*rest, *seen), prompt)
     return SampleSpec(prompt, prompt_tokens, num_samples, params, *rest, digest, tuple(images))
 
 

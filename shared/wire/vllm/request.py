@@ -22,7 +22,6 @@ The prompt is spliced in as bytes, never as a list of integers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -31,20 +30,13 @@ from msgspec.structs import replace
 from shared.core.errors import BadRequest
 from shared.core.model import IMAGE_MARK, Value
 from shared.core.upstream_protocol import UpstreamProtocol
-from shared.wire.sdk.sample_cache import Recent
 
 if TYPE_CHECKING:
     from shared.core.model import SampleSpec, SamplingParams
 
-_Builder = Callable[["SampleSpec", str, dict[str, Any], int, bool], bytes]
-
 # Of /v1/completions; a longer list is a 400 there.
 MAX_COMPLETION_STOPS: Final = 4
 _GENERATE: Final = UpstreamProtocol.GENERATE
-# Each client has one for each set of parameters. Only stop strings make a long one.
-_WRITTEN: Final = 256
-_LONGEST_WRITTEN_BYTES: Final = 4096
-_written: Final[Recent[tuple[Any, ...], tuple[bytes, ...]]] = Recent(_WRITTEN)
 
 
 class UpstreamCall(Value, frozen=True):
@@ -96,63 +88,18 @@ def plan_calls(
     What is `beyond_completions` is for the other protocol only; that is the caller's to see to.
     """
     max_tokens = completion_budget(spec, context_tokens)
-    choices = _distinct_choices(spec)
+    choices = 1 if spec.params.temperature == 0.0 else spec.num_samples
+    build = _generate_body if protocol is _GENERATE else _completion_body
+    fields = _sampling_fields(spec.params, max_tokens, choices)
+    topk = spec.topk_sample_logprobs
     scored = spec.wants_prompt_scores
     if not scored or choices == 1:
-        body = _sample_body(spec, model, max_tokens, choices, protocol, scored)
-        return [UpstreamCall(body, choices, scored, protocol)]
-    scores = _builder(protocol)(spec, model, _ONE_TOKEN, 0, True)
-    body = _sample_body(spec, model, max_tokens, choices, protocol, False)
-    return [UpstreamCall(scores, 0, True, protocol), UpstreamCall(body, choices, False, protocol)]
-
-
-def _sample_body(
-    spec: SampleSpec, model: str, max_tokens: int, choices: int, protocol: UpstreamProtocol, scored: bool
-) -> bytes:
-    params = spec.params
-    if spec.images:
-        fields = _sampling_fields(params, max_tokens, choices)
-        return _builder(protocol)(spec, model, fields, spec.topk_sample_logprobs, scored)
-    # All that is written besides the prompt, the seed and `max_tokens`, in which the samples of one client differ.
-    sampling = (params.temperature, params.top_p, params.top_k, params.stop, params.seed is None)
-    asked = (
-        model,
-        choices,
-        protocol is _GENERATE,
-        scored,
-        spec.topk_sample_logprobs,
-        spec.topk_prompt_logprobs,
-        sampling,
-    )
-    written = _written.get(asked)
-    if written is None:
-        written = _write(spec, model, choices, protocol, scored)
-        if sum(map(len, written)) <= _LONGEST_WRITTEN_BYTES:
-            _written.put(asked, written)
-    opening, before, between, after = written
-    seed = b"%d" % params.seed if params.seed is not None else b""
-    return b"".join((opening, spec.prompt, before, b"%d" % max_tokens, between, seed, after))
-
-
-def _write(spec: SampleSpec, model: str, choices: int, protocol: UpstreamProtocol, scored: bool) -> tuple[bytes, ...]:
-    """What stands before the prompt, between it and `max_tokens`, between that and the seed, and after."""
-    seed = 0 if spec.params.seed is not None else None
-    fields = _sampling_fields(replace(spec.params, seed=seed), 0, choices)
-    blank = replace(spec, prompt=b"")
-    body = _builder(protocol)(blank, model, fields, spec.topk_sample_logprobs, scored)
-    # No text can hold one of these keys: its quotes would be escaped.
-    opening, _, rest = body.partition(b"[]")
-    before, _, rest = rest.partition(b'"max_tokens":0')
-    between, key, after = rest.partition(b'"seed":0')
-    return opening + b"[", b"]" + before + b'"max_tokens":', between + key[:-1], after
-
-
-def _builder(protocol: UpstreamProtocol) -> _Builder:
-    return _generate_body if protocol is _GENERATE else _completion_body
-
-
-def _distinct_choices(spec: SampleSpec) -> int:
-    return 1 if spec.params.temperature == 0.0 else spec.num_samples
+        return [UpstreamCall(build(spec, model, fields, topk, scored), choices, scored, protocol)]
+    scores = build(spec, model, _ONE_TOKEN, 0, True)
+    return [
+        UpstreamCall(scores, 0, True, protocol),
+        UpstreamCall(build(spec, model, fields, topk, False), choices, False, protocol),
+    ]
 
 
 def _completion_body(spec: SampleSpec, model: str, sampling: dict[str, Any], topk: int, scores: bool) -> bytes:

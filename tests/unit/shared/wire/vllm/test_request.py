@@ -17,7 +17,6 @@ from shared.wire.vllm import (
     completion_budget,
     place_images,
     plan_calls,
-    request,
 )
 
 SPEC = SampleSpec(b"10,11,12", 3, 1, SamplingParams(max_tokens=4))
@@ -73,27 +72,19 @@ SPECS = st.builds(
 
 @settings(deadline=None)
 @given(SPECS, TEXTS, st.sampled_from(list(UpstreamProtocol)))
-def test_what_is_written_once_for_many_is_what_is_written_for_one(
+def test_every_parameter_is_written_as_it_was_asked_for(
     spec: SampleSpec, model: str, protocol: UpstreamProtocol
 ) -> None:
-    max_tokens = completion_budget(spec, 1000)
-    build = request._builder(protocol)
-    # The second time most of it is known, and another one has been asked for in between.
-    for _ in range(2):
-        *_, sample = plan_calls(spec, model, 1000, protocol)
-        fields = request._sampling_fields(spec.params, max_tokens, sample.sequences)
-        assert sample.body == build(spec, model, fields, spec.topk_sample_logprobs, sample.scores)
-        other = replace(spec.params, seed=None if spec.params.seed is not None else 7, max_tokens=3)
-        plan_calls(replace(spec, prompt=b"5", params=other), model, 1000, protocol)
-
-
-def test_what_is_written_for_many_is_bounded() -> None:
-    for number in range(2000):
-        plan_calls(with_params(stop=(str(number),)), "tiny", 100)
-        plan_calls(with_params(stop=(str(number) * 2000,)), "tiny", 100)
-    kept = request._written
-    assert len(kept) <= 512
-    assert all(sum(map(len, written)) <= 4096 for written in (*kept._new.values(), *kept._old.values()))
+    *_, sample = plan_calls(spec, model, 1000, protocol)
+    document = asked(sample)
+    sent = document if protocol is UpstreamProtocol.COMPLETIONS else document["sampling_params"]
+    params = spec.params
+    assert document["model"] == model
+    assert (sent["max_tokens"], sent.get("seed")) == (completion_budget(spec, 1000), params.seed)
+    assert (sent["temperature"], sent["top_k"], sent["top_p"]) == (params.temperature, params.top_k, params.top_p)
+    named = sent.get("stop", sent.get("stop_token_ids", [] if "ignore_eos" in sent else None))
+    assert named == (None if params.stop is None else list(params.stop))
+    assert document.get("prompt", document.get("token_ids")) == [int(text) for text in spec.prompt.split(b",")]
 
 
 def test_names_are_escaped() -> None:
