@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
+from shared.config import MIB
 from workers.api import openai, replies, results, sampling, sessions, training
 from workers.api.endpoint import Endpoint, OpenAiEndpoint, StandingReply
 
@@ -65,6 +66,19 @@ OPENAI: Final[tuple[Route_, ...]] = (
     ("GET", "/v1/models", openai.models),
 )
 
+# The largest body of a path, in bytes; those that are not here take SMALL_BODY_BYTES, and none more than
+# --max-body-bytes. Prompts have that limit alone.
+SMALL_BODY_BYTES: Final = 1 * MIB
+BODY_BYTES: Final[dict[str, int | None]] = {
+    "/asample": None,
+    "/v1/completions": None,
+    "/v1/chat/completions": None,
+    # An acknowledgement each for 100,000 samples.
+    "/retrieve_futures": 16 * MIB,
+    # Discarded unread.
+    "/telemetry": 16 * MIB,
+}
+
 
 class PublicApp:
     """ASGI: `routes` is the dictionary of the hot ones, `starlette` serves the rest.
@@ -75,11 +89,11 @@ class PublicApp:
 
     def __init__(self, parts: WorkerParts) -> None:
         make = partial(_endpoint, parts)
-        self.routes = {(method, API + path): make(handler, turns=parts.turns) for method, path, handler in HOT}
+        self.routes = {(method, API + path): make(path, handler, turns=parts.turns) for method, path, handler in HOT}
         self.direct = {(method.encode(), path.encode()): route for (method, path), route in self.routes.items()}
         self.standing = {(b"GET", f"{API}/healthz".encode()): StandingReply(sessions.HEALTHY, parts.counters)}
         self.starlette = _starlette(make, parts.counters, (*ROUTED, *(UNTRAINED if parts.trainer is None else TRAINED)))
-        self._elsewhere = make(training.pass_on, streamed=True)
+        self._elsewhere = make("", training.pass_on, streamed=True)
         self._nowhere = self.starlette.router.default
         self.starlette.router.default = self._not_ours
 
@@ -94,11 +108,13 @@ class PublicApp:
 
 
 def _starlette(make: Callable[..., Endpoint], counters: Counters, routed: Sequence[Route_]) -> Starlette:
-    routes = [Route(API + path, make(handler), methods=[method]) for method, path, handler in routed]
+    routes = [Route(API + path, make(path, handler), methods=[method]) for method, path, handler in routed]
     # The hot ones again, so that a wrong method on them is a 405 like on any other.
-    routes += [Route(API + path, make(handler), methods=[method]) for method, path, handler in HOT]
-    routes += [Route(path, make(handler, kind=OpenAiEndpoint), methods=[method]) for method, path, handler in OPENAI]
-    routes.append(Route(API + "/healthz", make(sessions.healthz, public=True), methods=["GET"]))
+    routes += [Route(API + path, make(path, handler), methods=[method]) for method, path, handler in HOT]
+    routes += [
+        Route(path, make(path, handler, kind=OpenAiEndpoint), methods=[method]) for method, path, handler in OPENAI
+    ]
+    routes.append(Route(API + "/healthz", make("/healthz", sessions.healthz, public=True), methods=["GET"]))
     app = Starlette(routes=routes, exception_handlers={HTTPException: partial(_http_error, counters)})
     # A redirect names what the client called us, and http:// behind a proxy that speaks TLS: the key would follow it.
     app.router.redirect_slashes = False
@@ -107,6 +123,7 @@ def _starlette(make: Callable[..., Endpoint], counters: Counters, routed: Sequen
 
 def _endpoint(
     parts: WorkerParts,
+    path: str,
     handler: Callable[[WorkerParts, Request], Awaitable[Reply | Streamed]],
     *,
     kind: type[Endpoint] = Endpoint,
@@ -114,11 +131,17 @@ def _endpoint(
     streamed: bool = False,
     turns: TurnLimit | None = None,
 ) -> Endpoint:
+    most_bytes = BODY_BYTES.get(path, SMALL_BODY_BYTES)
+
+    def max_body_bytes() -> int:
+        limit_bytes = parts.live.settings.max_body_bytes
+        return limit_bytes if most_bytes is None else min(limit_bytes, most_bytes)
+
     return kind(
         partial(handler, parts),
         lambda: parts.live.keyring,
         parts.counters,
-        lambda: parts.live.settings.max_body_bytes,
+        max_body_bytes,
         public=public,
         streamed=streamed,
         turns=turns,

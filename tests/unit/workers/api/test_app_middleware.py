@@ -76,7 +76,7 @@ def test_found_wherever_it_is(app: Any) -> None:
 def test_none_in_ours() -> None:
     """B17"""
 
-    def make(handler: object, **kinds: object) -> Any:
+    def make(path: str, handler: object, **kinds: object) -> Any:
         return Plain(endpoint)
 
     starlette = public_app._starlette(make, Counters(), public_app.ROUTED)
