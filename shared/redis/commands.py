@@ -15,7 +15,6 @@ from shared.redis.connection import NO_SCRIPT, READ_ONLY, error_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shared.core.errors import StoreError
     from shared.redis.connection import Argument, Connection
     from shared.redis.link import Link
 
@@ -47,21 +46,9 @@ class Commands:
     async def run(self, script: Script, keys: Sequence[str], *arguments: Argument, asking: bool = False) -> Any:
         """The script's reply; a server that does not know it (any more) is taught it. Raises `StoreError`."""
         reply = await self._ask(("EVALSHA", script.name, str(len(keys)), *keys, *arguments), asking)
-        if isinstance(reply, hiredis.ReplyError):
-            return await self.teach(reply, script, keys, *arguments, asking=asking)
-        return reply
-
-    async def teach(
-        self, refusal: Exception, script: Script, keys: Sequence[str], *arguments: Argument, asking: bool = False
-    ) -> Any:
-        """The reply to a script that was refused, if that was for not being known. Raises `StoreError`."""
-        if not str(refusal).startswith(NO_SCRIPT):
-            raise self.error(refusal)
-        return self._checked(await self._ask(("EVAL", script.source, str(len(keys)), *keys, *arguments), asking))
-
-    def send(self, packed: bytes) -> asyncio.Future[Any]:
-        """Send a packed command; the reply may be a `hiredis.ReplyError`. Raises `StoreUnavailable`."""
-        return self._open_connection().send(packed)
+        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT):
+            reply = await self._ask(("EVAL", script.source, str(len(keys)), *keys, *arguments), asking)
+        return self._checked(reply)
 
     def post(self, *arguments: Argument) -> None:
         """Send without waiting, best effort; nothing when there is no connection."""
@@ -76,33 +63,24 @@ class Commands:
         """As `post`. With its source: nobody would hear that the server does not know it."""
         self.post("EVAL", script.source, str(len(keys)), *keys, *arguments)
 
-    def error(self, refusal: Exception) -> StoreError:
-        """What a `hiredis.ReplyError` on this line means."""
-        if str(refusal).startswith(READ_ONLY):
-            self._link.found_replica(str(refusal))
-        return error_of(refusal)
-
     def _checked(self, reply: Any) -> Any:
         if isinstance(reply, hiredis.ReplyError):
-            raise self.error(reply)
+            if str(reply).startswith(READ_ONLY):
+                self._link.found_replica(str(reply))
+            raise error_of(reply)
         return reply
 
     def _ask(self, arguments: tuple[Argument, ...], asking: bool) -> asyncio.Future[Any]:
-        connection = self._open_connection()
-        if asking:
-            # Holds for the one command after it, on the same connection.
-            connection.ask("ASKING")
-        return connection.ask(*arguments)
-
-    def _open_connection(self) -> Connection:
-        """For one command, which is counted."""
         connection = self._link.connection
         if connection is None:
             raise StoreUnavailable("Redis is away", maybe_done=False)
         if connection.is_full(self._max_queued_bytes):
             raise StoreUnavailable("too much waits for Redis already", maybe_done=False)
         self.commands += 1
-        return connection
+        if asking:
+            # Holds for the one command after it, on the same connection.
+            connection.ask("ASKING")
+        return connection.ask(*arguments)
 
 
 class Subscriptions:

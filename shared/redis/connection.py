@@ -126,15 +126,11 @@ class Connection(asyncio.Protocol):
 
     def ask(self, *arguments: Argument) -> asyncio.Future[Any]:
         """Send a command; the future is its reply, a `hiredis.ReplyError` as a value included."""
-        return self.send(*encode(arguments))
-
-    def send(self, *parts: bytes) -> asyncio.Future[Any]:
-        """As `ask`, for a command that is packed already."""
         future: asyncio.Future[Any] = self._loop.create_future()
         if self.lost.done():
             future.set_exception(StoreUnavailable("the connection is gone", maybe_done=False))
             return future
-        self._write(parts)
+        self._write(encode(arguments))
         self._pending.append((future, self._turn_s))
         return future
 

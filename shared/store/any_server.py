@@ -15,7 +15,6 @@ from shared.store import schema, scripts
 from shared.store.announcements import LINGER_S, Announcements
 from shared.store.contract import LeaseView, SessionInfo
 from shared.store.schema import Keys
-from shared.store.templates import FIRST_LOOK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
 
 # A value from here on travels on the second connection: it is a millisecond of both sides' time.
 BULK_FROM_BYTES: Final = 256 * 1024
+# What a reader asks for before it knows the size of a record: all of a small result, and little of a large one, which is
+# then read whole, since another one may stand there between two reads.
+_FIRST_LOOK_BYTES: Final = 32 * 1024
 _EPOCHS: Final = 2**21
 _SESSION_TTL_MS: Final = 24 * 3600 * 1000
 # Renewed by every look at it; it ends some time after the gateway has.
@@ -98,11 +100,11 @@ class ServedStore:
         return int(await self._line.run(scripts.LIMIT_BYTES, [self._keys.sample(key)]))
 
     async def read(self, key: SampleKey) -> Record | None:
-        data = await self._line.call("GETRANGE", self._keys.sample(key), "0", str(FIRST_LOOK_BYTES - 1))
-        return await self._whole(key) if len(data) == FIRST_LOOK_BYTES else schema.record_of(data)
-
-    async def _whole(self, key: SampleKey) -> Record | None:
-        return schema.record_of(await self._bulk.call("GET", self._keys.sample(key)))
+        name = self._keys.sample(key)
+        data = await self._line.call("GETRANGE", name, "0", str(_FIRST_LOOK_BYTES - 1))
+        if len(data) == _FIRST_LOOK_BYTES:
+            data = await self._bulk.call("GET", name)
+        return schema.record_of(data)
 
     async def read_header(self, key: SampleKey) -> Header | None:
         data = await self._line.call("GETRANGE", self._keys.sample(key), "0", str(HEADER_BYTES - 1))

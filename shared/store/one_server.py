@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import hiredis
-
 from shared.core.errors import ConfigError, StoreRefused, StoreUnavailable
 from shared.core.lifecycle import State
 from shared.core.record import pack, pack_header
@@ -24,13 +22,12 @@ from shared.store import schema, scripts
 from shared.store.any_server import BULK_FROM_BYTES, ServedStore
 from shared.store.contract import Settled
 from shared.store.schema import key_of, member
-from shared.store.templates import FIRST_LOOK_BYTES, PackedCommands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shared.core.model import SampleKey
-    from shared.core.record import Claim, Header, Record
+    from shared.core.record import Claim, Header
     from shared.redis.commands import Script
     from shared.redis.connection import Argument, Connection
     from shared.redis.link import Server
@@ -48,7 +45,6 @@ class RedisStore(ServedStore):
         self._place = _place(url)
         self._link = self._make_link("commands")
         self._bulk_link = self._make_link("bulk")
-        self._packed = PackedCommands(self._keys)
         self._subscriptions = Subscriptions(self._wakes.on_message, self._wakes.on_gap)
         self._push_link = self._make_link("push", self._subscriptions)
         return Commands(self._link), Commands(self._bulk_link)
@@ -106,49 +102,16 @@ class RedisStore(ServedStore):
     # -- samples ------------------------------------------------------------------------------------------------
 
     async def begin(self, key: SampleKey, claim: Claim) -> Header | None:
-        name, header = member(key), pack_header(State.PENDING, claim)
-        found = await self._line.send(self._packed.begin(claim.owner, name.encode(), header))
-        if found is None:
-            return None
-        if isinstance(found, hiredis.ReplyError):
-            keys = [self._keys.sample(key), self._keys.open_set(claim.owner)]
-            found = await self._line.teach(found, scripts.BEGIN, keys, header, name)
+        keys = [self._keys.sample(key), self._keys.open_set(claim.owner)]
+        found = await self._line.run(scripts.BEGIN, keys, pack_header(State.PENDING, claim), member(key))
         return schema.header_of(found) if found is not None else None
 
     async def settle(
         self, key: SampleKey, claim: Claim, state: State, payload: bytes, *, ttl_s: float, now_ms: int
     ) -> Settled:
-        if state is not State.READY or len(payload) >= BULK_FROM_BYTES:
-            return await self._settle_seldom(key, claim, state, payload, ttl_s, now_ms)
-        code = await self._line.send(
-            self._packed.settle(
-                claim.owner,
-                member(key).encode(),
-                self._keys.log(key.session_key, key.clone_id).encode(),
-                pack_header(state, claim),
-                payload,
-                b"%d" % schema.ms(ttl_s),
-                schema.log_entry(key, state, len(payload), now_ms),
-                b"%d" % self._epoch(),
-            )
-        )
-        if isinstance(code, hiredis.ReplyError):
-            arguments = self._settle_arguments(key, claim, state, payload, ttl_s, now_ms)
-            code = await self._line.teach(code, scripts.SETTLE, *arguments)
-        return SETTLED[code]
-
-    async def _settle_seldom(
-        self, key: SampleKey, claim: Claim, state: State, payload: bytes, ttl_s: float, now_ms: int
-    ) -> Settled:
-        """What is large, or no result."""
-        line = self._bulk if len(payload) >= BULK_FROM_BYTES else self._line
-        script = scripts.SETTLE if state is State.READY else scripts.SETTLE_WITHOUT_RESULT
-        return SETTLED[await line.run(script, *self._settle_arguments(key, claim, state, payload, ttl_s, now_ms))]
-
-    def _settle_arguments(
-        self, key: SampleKey, claim: Claim, state: State, payload: bytes, ttl_s: float, now_ms: int
-    ) -> tuple[list[str], bytes, int, str, bytes, int]:
-        return (
+        commands = self._bulk if len(payload) >= BULK_FROM_BYTES else self._line
+        code = await commands.run(
+            scripts.SETTLE if state is State.READY else scripts.SETTLE_WITHOUT_RESULT,
             [self._keys.sample(key), self._keys.open_set(claim.owner), self._keys.log(key.session_key, key.clone_id)],
             pack(state, claim, payload),
             schema.ms(ttl_s),
@@ -156,12 +119,7 @@ class RedisStore(ServedStore):
             schema.log_entry(key, state, len(payload), now_ms),
             self._epoch(),
         )
-
-    async def read(self, key: SampleKey) -> Record | None:
-        data = await self._line.send(self._packed.first_look(member(key).encode()))
-        if isinstance(data, hiredis.ReplyError):
-            raise self._line.error(data)
-        return await self._whole(key) if len(data) == FIRST_LOOK_BYTES else schema.record_of(data)
+        return SETTLED[code]
 
     async def _sum(self, script: Script, keys: Sequence[SampleKey], *arguments: Argument) -> int:
         total = 0
