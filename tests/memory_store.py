@@ -1,9 +1,8 @@
-"""What stands for a Redis in tests: the data that the stores of several owners share, in one process' memory.
+"""A store in one process' memory, for tests: the same contract, a clock that the test moves, and no server.
 
-The store in one process' memory, for tests: the same contract, its own clock, no server.
-
-Several owners share one `MemoryServer` through a `MemoryStore` each, as workers share a Redis. It applies the life
-cycle's table literally, so that the contract suite holds Redis' scripts against it.
+`MemoryServer` holds the data and stands for a Redis; each owner has a `MemoryStore` on it, as each worker has a
+connection to Redis. It applies the table of `shared/core/lifecycle.py` literally, and the contract suite compares the
+scripts of Redis with it.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from shared.core.errors import StoreError, StoreFull
-from shared.core.lifecycle import SETTLED, SETTLING, Event, State, after, allows
+from shared.core.lifecycle import SETTLED, SETTLING, TRANSITIONS, Event, State, after, allows
 from shared.core.record import Header, Record
 from shared.core.roll_call import Roll
 from shared.store.contract import LeaseView, LogEntry, LogPage, SessionInfo, SessionState, Settled, StoreInfo
@@ -26,32 +25,41 @@ if TYPE_CHECKING:
     from random import Random
 
     from shared.clock import ManualClock
+    from shared.core.lifecycle import Transitions
     from shared.core.model import SampleKey
     from shared.core.record import Claim
     from shared.core.upstream_list import UpstreamList
     from shared.store.contract import StoreListener
 
 
+# A cursor is `epoch * 2**32 + n`.
+_CURSOR_BITS: Final = 32
+
+
 @dataclass(slots=True)
 class Stored:
+    """One sample. `expires_s` is None while it is PENDING; `counted` means counted as handed over."""
+
     header: Header
     payload: bytes
     expires_s: float | None
     acknowledged: bool = False
-    counted: bool = False  # as handed over
+    counted: bool = False
 
 
 @dataclass(slots=True)
 class Log:
+    """One completion log: entries with their wall-clock time in ms, after the first `trimmed` were dropped."""
+
     epoch: int
     expires_s: float
-    first: int = 0  # how many entries were trimmed
-    entries: list[tuple[int, LogEntry]] = field(default_factory=list)  # (wall ms, entry)
+    trimmed: int = 0
+    entries: list[tuple[int, LogEntry]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class MemoryServer:
-    """What the stores of several owners share. `down` makes every call fail, before or after it was done."""
+    """The data that several owners share. `max_bytes` is the largest result it takes; 0 means no limit."""
 
     clock: ManualClock
     rng: Random
@@ -75,33 +83,27 @@ class MemoryServer:
     max_bytes: int = 0
 
     def wipe(self) -> None:
-        """As a server that was restarted empty."""
+        """Lose everything, like a server that restarted empty."""
         self.flush()
         self.run += 1
         self.restarted_s = self.clock.monotonic_s()
 
     def flush(self) -> None:
-        """As FLUSHALL on a server that goes on running."""
-        for container in (self.samples, self.logs, self.open_sets, self.leases, self.inboxes, self.sessions):
+        """Lose everything, like a server that keeps running after a FLUSHALL."""
+        for mapping in (self.samples, self.logs, self.open_sets, self.leases, self.refills, self.inboxes):
+            mapping.clear()
+        for container in (self.sessions, self.sessions_of, self.instances, self.roll, self.gone, self.clones):
             container.clear()
-        self.refills.clear()
-        self.roll.clear()
-        self.gone.clear()
-        self.sessions_of.clear()
-        self.instances.clear()
-        self.clones.clear()
         self.locks.clear()
         self.upstreams = None
 
 
-_SEQ_BITS = 32
-
-
 class MemoryStore:
-    """One owner's view of a `MemoryServer`."""
+    """One owner's connection to a `MemoryServer`."""
 
-    def __init__(self, server: MemoryServer) -> None:
+    def __init__(self, server: MemoryServer, transitions: Transitions = TRANSITIONS) -> None:
         self._server = server
+        self._transitions = transitions
         self._clock = server.clock
         self._restarted_before_s = server.restarted_s
         self._listener: StoreListener | None = None
@@ -110,7 +112,7 @@ class MemoryStore:
         self._announced: defaultdict[str, list[int]] = defaultdict(list)
         self.connected_since_s: float | None = server.clock.monotonic_s()
         self.commands = 0
-        # A test sets these: fail the next calls with the error, without or after having done what was asked.
+        # A test sets these to make calls fail, before or after they did their work.
         self.fail_before: StoreError | None = None
         self.fail_after: StoreError | None = None
 
@@ -150,12 +152,13 @@ class MemoryStore:
         await self._enter()
         stored = self._stored(key)
         state = stored.header.state if stored is not None else State.GONE
-        if stored is None or (state is State.PENDING and stored.header.claim.owner == claim.owner):
+        begins = allows(state, Event.BEGIN, self._transitions)
+        if begins:
+            self._server.samples[key] = Stored(Header(State.PENDING, claim), b"", None)
+        if begins or (stored is not None and state is State.PENDING and stored.header.claim.owner == claim.owner):
             self._server.open_sets[claim.owner].add(key)
-        if allows(state, Event.BEGIN):
-            self._server.samples[key] = Stored(Header(after(state, Event.BEGIN), claim), b"", None)
         self._leave()
-        return stored.header if stored is not None else None
+        return stored.header if stored is not None and not begins else None
 
     async def settle(
         self, key: SampleKey, claim: Claim, state: State, payload: bytes, *, ttl_s: float, now_ms: int
@@ -167,13 +170,13 @@ class MemoryStore:
 
     def _settle(self, key: SampleKey, claim: Claim, state: State, payload: bytes, ttl_s: float, now_ms: int) -> Settled:
         stored = self._stored(key)
+        before, mine = State.GONE, True
         if stored is not None:
+            before = stored.header.state
             mine = (stored.header.claim.owner, stored.header.claim.attempt) == (claim.owner, claim.attempt)
-            reached = State.READY if stored.header.state is State.RETRIEVED else stored.header.state
-            if mine and reached is state:
-                return Settled.REPEATED
-            if not mine or not allows(stored.header.state, SETTLING[state]):
-                return Settled.REFUSED
+        if not mine or not allows(before, SETTLING[state], self._transitions):
+            handed_over = after(state, Event.HANDED_OVER, self._transitions)
+            return Settled.REPEATED if mine and before in (state, handed_over) else Settled.REFUSED
         if state is State.READY and 0 < self._server.max_bytes < len(payload):
             raise StoreFull("the store is full")
         self._server.samples[key] = Stored(Header(state, claim), payload, self._clock.monotonic_s() + ttl_s)
@@ -222,7 +225,7 @@ class MemoryStore:
             return False
         if stored.acknowledged if acknowledged else stored.counted:
             return False
-        state = after(stored.header.state, Event.HANDED_OVER)
+        state = after(stored.header.state, Event.HANDED_OVER, self._transitions)
         stored.header = msgspec.structs.replace(stored.header, state=state, handed_over=True)
         stored.acknowledged = stored.acknowledged or acknowledged
         stored.counted = stored.counted or not acknowledged
@@ -241,7 +244,7 @@ class MemoryStore:
         log.expires_s = self._clock.monotonic_s() + ttl_s
         while len(log.entries) > 1 and log.entries[0][0] < now_ms - ttl_s * 1000:
             del log.entries[0]
-            log.first += 1
+            log.trimmed += 1
 
     def _log(self, name: tuple[str, int]) -> Log | None:
         log = self._server.logs.get(name)
@@ -255,13 +258,13 @@ class MemoryStore:
         log = self._log((session_key, clone_id))
         if log is None:
             return LogPage([], 0)
-        epoch, n = divmod(cursor, 1 << _SEQ_BITS)
-        head = log.first + len(log.entries)
+        epoch, n = divmod(cursor, 1 << _CURSOR_BITS)
+        head = log.trimmed + len(log.entries)
         known = epoch == log.epoch and 1 <= n <= head
-        start = max(n - log.first, 0) if known else 0
+        start = max(n - log.trimmed, 0) if known else 0
         entries = [entry for _, entry in log.entries[start : start + limit]]
-        end = log.first + start + len(entries)
-        return LogPage(entries, (log.epoch << _SEQ_BITS) + end if entries else cursor)
+        end = log.trimmed + start + len(entries)
+        return LogPage(entries, (log.epoch << _CURSOR_BITS) + end if entries else cursor)
 
     def announce(self, session_key: str, seq_id: int) -> None:
         if not self._announced:
@@ -287,10 +290,10 @@ class MemoryStore:
     async def touch_session(self, session_id: str, now_ms: int) -> SessionInfo:
         await self._enter()
         found = self._server.sessions.get(session_id, SessionInfo(SessionState.UNKNOWN, 0))
-        told = replace(found, seen_ms=max(found.seen_ms, now_ms))
+        info = replace(found, seen_ms=max(found.seen_ms, now_ms))
         kept = SessionState.ALIVE if found.state is SessionState.UNKNOWN else found.state
-        self._server.sessions[session_id] = replace(told, state=kept)
-        return told
+        self._server.sessions[session_id] = replace(info, state=kept)
+        return info
 
     async def finish_session(self, session_id: str, now_ms: int) -> bool:
         await self._enter()
@@ -300,8 +303,8 @@ class MemoryStore:
 
     async def session_infos(self, session_ids: Sequence[str]) -> list[SessionInfo]:
         await self._enter()
-        nobody = SessionInfo(SessionState.UNKNOWN, 0)
-        return [self._server.sessions.get(session_id, nobody) for session_id in session_ids]
+        unknown = SessionInfo(SessionState.UNKNOWN, 0)
+        return [self._server.sessions.get(session_id, unknown) for session_id in session_ids]
 
     async def sessions_of(self, owner_tag: str) -> list[str]:
         await self._enter()
@@ -398,7 +401,7 @@ class MemoryStore:
     async def send_control(self, owner: str, message: bytes) -> None:
         await self._enter()
         self._server.inboxes[owner].append(message)
-        self._tell(message, owner)
+        self._deliver(message, owner)
 
     async def take_inbox(self, owner: str) -> list[bytes]:
         await self._enter()
@@ -406,9 +409,9 @@ class MemoryStore:
 
     async def broadcast(self, message: bytes) -> None:
         await self._enter()
-        self._tell(message, None)
+        self._deliver(message, None)
 
-    def _tell(self, message: bytes, owner: str | None) -> None:
+    def _deliver(self, message: bytes, owner: str | None) -> None:
         for store in self._server.stores:
             if store._listener is not None and owner in (None, store._owner):
                 store._listener.on_control(message)

@@ -7,11 +7,13 @@
                             +------ORPHAN--------> ORPHANED    its worker died, or it was interrupted too often
 
 A step that is not in the table changes nothing: the first terminal state wins, and a late result of a cancelled or
-orphaned sample meets a state that has no row for it. The store applies the same table atomically, next to the data.
+orphaned sample meets a state that has no row for it. Redis executes this very table, atomically and next to the data:
+the source of its scripts is built from `TRANSITIONS` (`shared/store/scripts.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
@@ -40,7 +42,9 @@ class Event(Enum):
     EXPIRE = "expire"
 
 
-TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
+Transitions = Mapping[tuple[State, Event], State]
+
+TRANSITIONS: Final[Transitions] = {
     (State.GONE, Event.BEGIN): State.PENDING,
     (State.PENDING, Event.SETTLE_READY): State.READY,
     (State.PENDING, Event.SETTLE_FAILED): State.FAILED,
@@ -95,10 +99,11 @@ ANSWERS: Final[dict[State, Answer]] = {
 }
 
 
-def after(state: State, event: Event) -> State:
-    """The state after `event`; `state` itself when the table has no such step."""
-    return TRANSITIONS.get((state, event), state)
+def after(state: State, event: Event, transitions: Transitions = TRANSITIONS) -> State:
+    """Return the state after `event`, or `state` itself if the table has no such step."""
+    return transitions.get((state, event), state)
 
 
-def allows(state: State, event: Event) -> bool:
-    return (state, event) in TRANSITIONS
+def allows(state: State, event: Event, transitions: Transitions = TRANSITIONS) -> bool:
+    """Return whether the table has this step."""
+    return (state, event) in transitions

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shared.clock import SystemClock
 from shared.core import upstream_list
+from shared.core.lifecycle import TRANSITIONS
 from shared.core.record import ACKNOWLEDGED, HANDED_OVER, HEADER_BYTES, PAUSED, UNDELIVERED
 from shared.core.roll_call import Roll
 from shared.redis.link import COMMAND_DEADLINE_S
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shared.clock import Clock
+    from shared.core.lifecycle import Transitions
     from shared.core.model import SampleKey
     from shared.core.record import Claim, Header, Record
     from shared.core.upstream_list import UpstreamList
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 
 # A value from here on travels on the second connection: it is a millisecond of both sides' time.
 BULK_FROM_BYTES: Final = 256 * 1024
-# What a reader asks for before it knows the size of a record: all of a small result, and little of a large one, which is
-# then read whole, since another one may stand there between two reads.
+# What a reader asks for before it knows the size of a record: all of a small result, and little of a large one. That is
+# then read whole and not continued, since the record may change between two reads.
 _FIRST_LOOK_BYTES: Final = 32 * 1024
 _EPOCHS: Final = 2**21
 _SESSION_TTL_MS: Final = 24 * 3600 * 1000
@@ -69,12 +71,15 @@ class ServedStore:
         rng: Random | None = None,
         deadline_s: float = COMMAND_DEADLINE_S,
         linger_s: float = LINGER_S,
+        transitions: Transitions = TRANSITIONS,
     ) -> None:
         """Connects to nothing yet. Raises `ConfigError` for a URL that is none, or that of another kind of store."""
         self._keys = Keys(key_prefix)
         self._clock = clock or SystemClock()
         self._rng = rng or Random()
         self._deadline_s = deadline_s
+        self._transitions = transitions
+        self._start_clock = scripts.start_clock(transitions)
         self._wakes = Announcements(self._keys, self._send, linger_s)
         self._line, self._bulk = self._lines(url)
 
@@ -111,10 +116,10 @@ class ServedStore:
         return schema.header_of(data) if data else None
 
     async def mark_retrieved(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
-        return await self._sum(scripts.START_CLOCK, keys, schema.ms(ttl_s), HANDED_OVER)
+        return await self._sum(self._start_clock, keys, schema.ms(ttl_s), HANDED_OVER)
 
     async def acknowledge(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
-        return await self._sum(scripts.START_CLOCK, keys, schema.ms(ttl_s), ACKNOWLEDGED)
+        return await self._sum(self._start_clock, keys, schema.ms(ttl_s), ACKNOWLEDGED)
 
     async def count_unread(self, keys: Sequence[SampleKey]) -> int:
         return await self._sum(scripts.COUNT_UNREAD, keys)

@@ -33,6 +33,7 @@ from shared.store.any_server import BULK_FROM_BYTES, ServedStore
 from shared.store.contract import Settled
 from shared.store.one_server import SETTLED
 from shared.store.schema import key_of, member
+from shared.store.scripts import EVEN_WHEN_FULL
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
@@ -53,6 +54,10 @@ class ClusterStore(ServedStore):
     _publish = "SPUBLISH"
 
     def _lines(self, url: str) -> tuple[ClusterLine, ClusterLine]:
+        self._begin_record = scripts.begin_record(self._transitions)
+        self._settle_record = scripts.settle_record(self._transitions)
+        self._settle_record_when_full = scripts.settle_record(self._transitions, EVEN_WHEN_FULL)
+        self._reap_record = scripts.reap_record(self._transitions)
         self._shards = Shards(
             _address(url), self._clock, self._rng, self._deadline_s, self._make_subscriptions, self._on_change
         )
@@ -100,12 +105,12 @@ class ClusterStore(ServedStore):
         added = await self._line.call("SADD", *entry)
         try:
             record = pack_header(State.PENDING, claim)
-            found = await self._line.run(scripts.BEGIN_RECORD, [self._keys.sample(key)], record)
+            found = await self._line.run(self._begin_record, [self._keys.sample(key)], record)
         except StoreError as error:
             if added and not _maybe_done(error):
                 self._line.post("SREM", *entry)
             raise
-        if found is None:
+        if not found:
             return None
         header = schema.header_of(found)
         # An entry of our own that stood there before is that of a settling which is not over yet.
@@ -119,7 +124,7 @@ class ClusterStore(ServedStore):
         line = self._bulk if len(payload) >= BULK_FROM_BYTES else self._line
         record = pack(state, claim, payload)
         name = self._keys.sample(key)
-        script = scripts.SETTLE_RECORD if state is State.READY else scripts.SETTLE_RECORD_WITHOUT_RESULT
+        script = self._settle_record if state is State.READY else self._settle_record_when_full
         settled = SETTLED[await line.run(script, [name], record, schema.ms(ttl_s))]
         ended: tuple[State, int] | None = (state, len(payload))
         if settled is Settled.REFUSED:
@@ -195,7 +200,7 @@ class ClusterStore(ServedStore):
 
     async def _reap_one(self, owner: str, key: SampleKey, ttl_s: float, now_ms: int) -> bool:
         """Whether it has ended, by the reaper or by its owner, and is logged."""
-        found = await self._line.run(scripts.REAP_RECORD, [self._keys.sample(key)], owner, schema.ms(ttl_s))
+        found = await self._line.run(self._reap_record, [self._keys.sample(key)], owner, schema.ms(ttl_s))
         ended = _ended(found)
         if ended is None:
             return False

@@ -42,6 +42,10 @@ class RedisStore(ServedStore):
     _bulk: Commands
 
     def _lines(self, url: str) -> tuple[Commands, Commands]:
+        self._begin = scripts.begin(self._transitions)
+        self._settle = scripts.settle(self._transitions)
+        self._settle_when_full = scripts.settle(self._transitions, scripts.EVEN_WHEN_FULL)
+        self._reap = scripts.reap(self._transitions)
         self._place = _place(url)
         self._link = self._make_link("commands")
         self._bulk_link = self._make_link("bulk")
@@ -103,15 +107,15 @@ class RedisStore(ServedStore):
 
     async def begin(self, key: SampleKey, claim: Claim) -> Header | None:
         keys = [self._keys.sample(key), self._keys.open_set(claim.owner)]
-        found = await self._line.run(scripts.BEGIN, keys, pack_header(State.PENDING, claim), member(key))
-        return schema.header_of(found) if found is not None else None
+        found = await self._line.run(self._begin, keys, pack_header(State.PENDING, claim), member(key))
+        return schema.header_of(found) if found else None
 
     async def settle(
         self, key: SampleKey, claim: Claim, state: State, payload: bytes, *, ttl_s: float, now_ms: int
     ) -> Settled:
         commands = self._bulk if len(payload) >= BULK_FROM_BYTES else self._line
         code = await commands.run(
-            scripts.SETTLE if state is State.READY else scripts.SETTLE_WITHOUT_RESULT,
+            self._settle if state is State.READY else self._settle_when_full,
             [self._keys.sample(key), self._keys.open_set(claim.owner), self._keys.log(key.session_key, key.clone_id)],
             pack(state, claim, payload),
             schema.ms(ttl_s),
@@ -158,7 +162,7 @@ class RedisStore(ServedStore):
         keys = [self._keys.open_set(owner), self._keys.instances, self._keys.lease(owner)]
         while True:
             left, *members = await self._line.run(
-                scripts.REAP, keys, self._keys.prefix, owner, ttl_ms, now_ms, self._epoch(), limit
+                self._reap, keys, self._keys.prefix, owner, ttl_ms, now_ms, self._epoch(), limit
             )
             # A batch of nothing but entries that were not the owner's is no reason to stop.
             if members or not left:

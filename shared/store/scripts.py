@@ -1,22 +1,41 @@
-"""The store's atomic steps on one server, in Lua; those that touch a single key serve a cluster too.
+"""The store's atomic steps on one server, in Lua; a cluster uses those that touch a single key.
 
-Each applies one row of `shared/core/lifecycle.py` next to the data. Rules of the house: a seq_id or a clone number is
-never a Lua number (doubles round above 2**53), only text; the byte offsets are those of `shared/core/record.py`,
-one-based; work per call is bounded. Scripts that free memory, or tell of what is lost or given up, run when the server
-is full, too (`allow-oom`).
+A script that moves a sample to another state is a function of the table in `shared/core/lifecycle.py`: its source holds
+the allowed steps (`steps_of`). Only EXPIRE is left to Redis, which carries it out through the time to live.
+
+House rules: a seq_id or a clone number is never a Lua number, which would round it above 2**53, but always text. Byte
+offsets are those of `shared/core/record.py`, counted from one. The work of one call is bounded. Scripts that free
+memory, or that report what is lost or given up, also run when the server is full (`allow-oom`).
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from shared.core.lifecycle import Event
 from shared.redis.commands import Script
+
+if TYPE_CHECKING:
+    from shared.core.lifecycle import Transitions
 
 EVEN_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
 
-# append(log, entry, epoch, ttl_ms): a log is a list. Its first element is "<epoch> <how many entries were trimmed>",
-# the others are entries, each with its time in ms at the end. The epoch is drawn anew with every log that begins, so
-# that a cursor of an older one is recognised. Old entries are dropped every 32nd time; the newest always stays.
+
+def steps_of(transitions: Transitions) -> str:
+    """Return Lua source of `allows(from, to)`: whether `transitions` lead from one state's letter to the other's."""
+    steps = (
+        f"{before.value}>{after.value}" for (before, event), after in transitions.items() if event is not Event.EXPIRE
+    )
+    return f"""
+local function allows(from, to)
+  return string.find(' {" ".join(steps)} ', ' ' .. from .. '>' .. to .. ' ', 1, true)
+end
+"""
+
+
+# append(log, entry, epoch, ttl_ms): a log is a list. Its first element is "<epoch> <number of trimmed entries>"; the
+# others are entries, each of which ends with its time in ms. Every log that begins gets a new random epoch, so that a
+# cursor of an older log is recognised. Every 32nd call drops old entries; the newest always stays.
 APPEND: Final = """
 local function append(log, entry, epoch, ttl_ms)
   local length = redis.call('RPUSHX', log, entry)
@@ -28,7 +47,7 @@ local function append(log, entry, epoch, ttl_ms)
       local oldest, old = redis.call('LRANGE', log, '0', '64'), 0
       while old < length - 2 and is_old(oldest[old + 2]) do old = old + 1 end
       local epoch_before, trimmed = string.match(oldest[1], '^(%d+) (%d+)$')
-      -- The last that goes becomes the first element.
+      -- The last entry to drop becomes the first element.
       redis.call('LSET', log, old, epoch_before .. ' ' .. string.format('%d', trimmed + old))
       redis.call('LTRIM', log, old, '-1')
     end
@@ -37,51 +56,70 @@ local function append(log, entry, epoch, ttl_ms)
 end
 """
 
-# KEYS record, open set; ARGV header, member. The header that was first, or false.
-BEGIN: Final = Script("""
-if redis.call('SET', KEYS[1], ARGV[1], 'NX') then
+
+def begin(transitions: Transitions) -> Script:
+    """Build: KEYS record, open set; ARGV header, member. Returns the header that was there first, or false."""
+    return Script(
+        steps_of(transitions)
+        + """
+if allows('', 'P') and redis.call('SET', KEYS[1], ARGV[1], 'NX') then
   redis.call('SADD', KEYS[2], ARGV[2])
   return false
 end
 local found = redis.call('GETRANGE', KEYS[1], '0', '39')
-if string.sub(found, 1, 1) == 'P' and string.sub(found, 25, 40) == string.sub(ARGV[1], 25, 40) then
+local state = string.sub(found, 1, 1)
+if found ~= '' and allows(state, 'P') then
+  redis.call('SET', KEYS[1], ARGV[1])
+  redis.call('SADD', KEYS[2], ARGV[2])
+  return false
+end
+if state == 'P' and string.sub(found, 25, 40) == string.sub(ARGV[1], 25, 40) then
   redis.call('SADD', KEYS[2], ARGV[2])
 end
 return found
-""")
+"""
+    )
 
-# KEYS[1] record; ARGV[1..2] record, ttl_ms. Goes on when it has written, else returns 1 repeated, 2 refused. What is
-# there as a rule, the header of this very claim, is seen with one comparison.
+
+# KEYS[1] record; ARGV[1..2] record, ttl_ms. Continues after it has written; otherwise returns 1 (repeated) or 2
+# (refused). The usual case, the header of this very claim, takes one comparison.
 WRITE_ENDING: Final = """
 local found = redis.call('GETRANGE', KEYS[1], '0', '39')
-if found ~= 'P-' .. string.sub(ARGV[1], 3, 40) and found ~= '' then
+local state, wanted = string.sub(found, 1, 1), string.sub(ARGV[1], 1, 1)
+local mine = found == 'P-' .. string.sub(ARGV[1], 3, 40) or found == ''
+if not mine then
   local function owner_of(record) return string.sub(record, 25, 40) .. string.sub(record, 3, 4) end
-  local state, mine = string.sub(found, 1, 1), owner_of(found) == owner_of(ARGV[1])
-  if not mine or state ~= 'P' then
-    local wanted = string.sub(ARGV[1], 1, 1)
-    if mine and (state == wanted or (state == 'D' and wanted == 'R')) then return 1 end
-    return 2
-  end
+  mine = owner_of(found) == owner_of(ARGV[1])
+end
+if not mine or not allows(state, wanted) then
+  -- It ended so before, and may have been handed over since.
+  if mine and (state == wanted or allows(wanted, state)) then return 1 end
+  return 2
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 """
 WRITTEN: Final = "return found == '' and 3 or 0\n"
 
-# KEYS record, open set, log; ARGV record, ttl_ms, member, entry, epoch.
-# 0 written, 1 repeated, 2 refused, 3 written where nothing was.
-_SETTLE: Final = (
-    APPEND
-    + WRITE_ENDING
-    + """
+
+def settle(transitions: Transitions, flags: str = "") -> Script:
+    """Build: KEYS record, open set, log; ARGV record, ttl_ms, member, entry, epoch.
+
+    Returns 0 written, 1 repeated, 2 refused, 3 written where nothing was.
+    """
+    return Script(
+        flags
+        + steps_of(transitions)
+        + APPEND
+        + WRITE_ENDING
+        + """
 redis.call('SREM', KEYS[2], ARGV[3])
 append(KEYS[3], ARGV[4], ARGV[5], ARGV[2])
 """
-    + WRITTEN
-)
-SETTLE: Final = Script(_SETTLE)
-SETTLE_WITHOUT_RESULT: Final = Script(EVEN_WHEN_FULL + _SETTLE)
+        + WRITTEN
+    )
 
-# KEYS any key of the server in question. Its memory limit in bytes; 0: none.
+
+# KEYS any key of the server. Returns its memory limit in bytes; 0 means none.
 LIMIT_BYTES: Final = Script(
     EVEN_WHEN_FULL
     + """
@@ -101,18 +139,24 @@ return 0
 """
 )
 
-# KEYS records; ARGV ttl_ms, r (handed over) or a (acknowledged). SETRANGE keeps the time to live; a clock that leaves
-# less is left alone. Acknowledged before it was counted as handed over is A: whoever handed it over still counts it.
-START_CLOCK: Final = Script(
-    EVEN_WHEN_FULL
-    + """
+
+def start_clock(transitions: Transitions) -> Script:
+    """Build: KEYS records; ARGV ttl_ms, r (handed over) or a (acknowledged). Returns how many clocks it started.
+
+    SETRANGE keeps the time to live, and a clock that leaves less is left alone. A sample that was acknowledged before
+    it was counted as handed over gets A: the worker that handed it over still counts it.
+    """
+    return Script(
+        EVEN_WHEN_FULL
+        + steps_of(transitions)
+        + """
 local started = 0
 local next_clocks = ARGV[2] == 'r' and {['-'] = 'r', A = 'a'} or {['-'] = 'A', r = 'a'}
 for _, key in ipairs(KEYS) do
   local head = redis.call('GETRANGE', key, '0', '1')
   local state, clock = string.sub(head, 1, 1), next_clocks[string.sub(head, 2, 2)]
   if clock and state ~= 'P' then
-    if state == 'R' then state = 'D' end
+    if allows(state, 'D') then state = 'D' end
     redis.call('SETRANGE', key, '0', state .. clock)
     redis.call('PEXPIRE', key, ARGV[1], 'LT')
     started = started + 1
@@ -120,9 +164,10 @@ for _, key in ipairs(KEYS) do
 end
 return started
 """
-)
+    )
 
-# KEYS records. How many are settled with their clock not started.
+
+# KEYS records. Returns how many are settled and have not started their clock.
 COUNT_UNREAD: Final = Script("""
 local unread = 0
 for _, key in ipairs(KEYS) do
@@ -132,9 +177,9 @@ end
 return unread
 """)
 
-# KEYS log; ARGV epoch, n, limit. {1 when the cursor is known, epoch, n after the entries, entries}, or {} when there is
-# no log. The epoch that a client sees is mixed with the server's run id (`forms.run_number`): a server that came back
-# with an older state numbers new entries as it had numbered the ones it lost, and a client would pass over them.
+# KEYS log; ARGV epoch, n, limit. Returns {1 if the cursor is known, epoch, n after the entries, entries}, or {} without
+# a log. The epoch that a client sees is mixed with the server's run id (`schema.run_number`): a server that came back
+# with an older state reuses the numbers of the entries that it lost, and a client would skip the new ones.
 READ_LOG_MIXED: Final = """
 local first = redis.call('LINDEX', KEYS[1], '0')
 if not first then return {} end
@@ -147,20 +192,25 @@ end
 local entries = redis.call('LRANGE', KEYS[1], passed + 1, passed + ARGV[3])
 return {known, shown, trimmed + passed + #entries, entries}
 """
-# With epochs as they are: who asks knows the run id, and spares the server an INFO.
+# With unmixed epochs: the caller knows the run id, which saves the server an INFO.
 READ_LOG: Final = Script("local run = 0\n" + READ_LOG_MIXED)
 
-# KEYS open set, known instances, lease; ARGV prefix, owner, ttl_ms, now_ms, epoch, limit.
-# {entries left, member, ...}: the members that were ORPHANED.
-REAP: Final = Script(
-    EVEN_WHEN_FULL
-    + APPEND
-    + """
+
+def reap(transitions: Transitions) -> Script:
+    """Build: KEYS open set, known instances, lease; ARGV prefix, owner, ttl_ms, now_ms, epoch, limit.
+
+    Returns {number of entries left, member, ...} with the members that became ORPHANED.
+    """
+    return Script(
+        EVEN_WHEN_FULL
+        + steps_of(transitions)
+        + APPEND
+        + """
 local reaped = {0}
 for _, member in ipairs(redis.call('SRANDMEMBER', KEYS[1], ARGV[6])) do
   local key = ARGV[1] .. ':s:' .. member
   local head = redis.call('GETRANGE', key, 0, 39)
-  if string.sub(head, 1, 1) == 'P' and string.sub(head, 25, 40) == ARGV[2] then
+  if string.sub(head, 25, 40) == ARGV[2] and allows(string.sub(head, 1, 1), 'O') then
     redis.call('SET', key, 'O-' .. string.sub(head, 3), 'PX', ARGV[3])
     local session, seq = string.match(member, '^(.*):(%d+)$')
     local clone = #seq > 9 and string.sub(seq, 1, -10) or '0'
@@ -173,9 +223,10 @@ reaped[1] = redis.call('SCARD', KEYS[1])
 if reaped[1] == 0 and redis.call('EXISTS', KEYS[3]) == 0 then redis.call('SREM', KEYS[2], ARGV[2]) end
 return reaped
 """
-)
+    )
 
-# KEYS lease, known instances; ARGV owner, ttl_ms. 1 when the lease was held.
+
+# KEYS lease, known instances; ARGV owner, ttl_ms. Returns 1 if the lease was held.
 RENEW_LEASE: Final = Script(
     EVEN_WHEN_FULL
     + """
@@ -186,13 +237,14 @@ return held
 """
 )
 
-# KEYS lease. {1 when it is held, seconds since the server was started}
+# KEYS lease. Returns {1 if it is held, seconds since the server started}.
 WATCH_LEASE: Final = Script("""
 local age_s = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
 return {redis.call('EXISTS', KEYS[1]), tonumber(age_s)}
 """)
 
-# KEYS refills, a sorted set of owners by the server's time in ms; ARGV owner, window_ms. The key goes with the last.
+# KEYS refills, a sorted set of owners by the server's time in ms; ARGV owner, window_ms. The key expires with the last
+# window.
 NOTE_REFILL: Final = Script(
     EVEN_WHEN_FULL
     + """
@@ -206,7 +258,7 @@ return 0
 """
 )
 
-# KEYS refills. Milliseconds until the last window is over.
+# KEYS refills. Returns the milliseconds until the last window ends.
 REFILL_LEFT: Final = Script("""
 return math.max(redis.call('PTTL', KEYS[1]), 0)
 """)
@@ -215,11 +267,11 @@ _RUN_ID: Final = """
 local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 """
 
-# KEYS any key of the server in question. What tells this run of it from the one before a restart.
+# KEYS any key of the server. Returns its run id, which changes with every restart.
 SERVER_RUN: Final = Script(_RUN_ID + "return run_id\n")
 
-# KEYS roll, a hash: owners, and the run of the server that each has answered; ARGV owner, run, ttl_ms. 1 when it is
-# that run.
+# KEYS roll, a hash of owners and the run of the server that each has answered; ARGV owner, run, ttl_ms. Returns 1 if it
+# still is that run.
 ANSWER_ROLL: Final = Script(
     EVEN_WHEN_FULL
     + _RUN_ID
@@ -231,7 +283,8 @@ return 1
 """
 )
 
-# KEYS roll; ARGV owner, ttl_ms. Gone in this run: kept, since a message may find nobody while a server comes back.
+# KEYS roll; ARGV owner, ttl_ms. Records that the owner is gone in this run: a message alone may reach nobody while a
+# server comes back.
 LEAVE_ROLL: Final = Script(
     EVEN_WHEN_FULL
     + _RUN_ID
@@ -242,8 +295,8 @@ return 1
 """
 )
 
-# KEYS roll; ARGV ttl_ms. {who has answered this run, who is gone in it}. What a server that came back with its data
-# knows of an earlier one is dropped.
+# KEYS roll; ARGV ttl_ms. Returns {owners that answered this run, owners gone in it}, and drops the entries of an
+# earlier run, which a server that came back with its data still has.
 READ_ROLL: Final = Script(
     EVEN_WHEN_FULL
     + _RUN_ID
@@ -270,7 +323,7 @@ if redis.call('SCARD', KEYS[3]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) e
 return 0
 """)
 
-# KEYS known instances; ARGV what stands before and after the owner in a lease's name.
+# KEYS known instances; ARGV the parts of a lease's name before and after the owner.
 LAPSED_OWNERS: Final = Script("""
 local lapsed = {}
 for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do
@@ -279,7 +332,7 @@ end
 return lapsed
 """)
 
-# KEYS session; ARGV now_ms, ttl_ms. {what was there: finished or not; seen}
+# KEYS session; ARGV now_ms, ttl_ms. Returns {seen before, finished, seen now}.
 TOUCH_SESSION: Final = Script(
     EVEN_WHEN_FULL
     + """
@@ -293,7 +346,7 @@ return {found[1] or '', found[2] or '', redis.call('HGET', KEYS[1], 'seen')}
 """
 )
 
-# KEYS session; ARGV now_ms, ttl_ms. 1 for the first to finish it.
+# KEYS session; ARGV now_ms, ttl_ms. Returns 1 to the first caller that finishes it.
 FINISH_SESSION: Final = Script(
     EVEN_WHEN_FULL
     + """
@@ -315,7 +368,7 @@ return 0
 """
 )
 
-# KEYS list; ARGV list, which begins with its version. The list that is there then.
+# KEYS list; ARGV list, which begins with its version. Returns the list that is kept.
 OFFER_UPSTREAMS: Final = Script(
     EVEN_WHEN_FULL
     + """
@@ -326,7 +379,7 @@ return ARGV[1]
 """
 )
 
-# KEYS lock; ARGV holder, ttl_ms. 1 when the holder has it.
+# KEYS lock; ARGV holder, ttl_ms. Returns 1 if the holder has it now.
 TAKE_LOCK: Final = Script(
     EVEN_WHEN_FULL
     + """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shared.clock import ManualClock
+from shared.core.lifecycle import TRANSITIONS
 from shared.store.cluster import ClusterStore
 from shared.store.one_server import RedisStore
 from tests.memory_store import MemoryServer, MemoryStore
@@ -20,6 +21,7 @@ from tests.waiting import DEADLINE_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
+    from shared.core.lifecycle import Transitions
     from shared.store.contract import Store
 
 
@@ -63,20 +65,20 @@ class Bench:
         self.memory = MemoryServer(self.clock, Random(7))
         self._stores: list[Store] = []
 
-    async def store(self, owner: str, listener: Heard | None = None) -> Store:
-        made = self._made()
+    async def store(self, owner: str, listener: Heard | None = None, transitions: Transitions = TRANSITIONS) -> Store:
+        made = self._made(transitions)
         await made.open(listener or Heard(), owner)
         self._stores.append(made)
         return made
 
-    def _made(self) -> Store:
+    def _made(self, transitions: Transitions) -> Store:
         rng = Random(len(self._stores))
         match self.redis:
             case RedisServer(url=url):
-                return RedisStore(url, rng=rng, linger_s=0.05)
+                return RedisStore(url, rng=rng, linger_s=0.05, transitions=transitions)
             case RedisCluster(url=url):
-                return ClusterStore(url, rng=rng, linger_s=0.05)
-        return MemoryStore(self.memory)
+                return ClusterStore(url, rng=rng, linger_s=0.05, transitions=transitions)
+        return MemoryStore(self.memory, transitions)
 
     async def ttl_s(self, name: str) -> float:
         """What is left of a sample's record, in seconds, whichever clock keeps it; -1 for none at all."""
