@@ -152,4 +152,6 @@ def _exceeds(declared: bytes, limit_bytes: int) -> bool:
 
 
 def _too_large(limit_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the request's body is larger than {limit_bytes} bytes, the most that this path takes (see --max-body-bytes)")
+    return BodyTooLarge(
+        f"the request's body is larger than {limit_bytes} bytes, the most that this path takes (see --max-body-bytes)"
+    )

@@ -67,15 +67,17 @@ class Simulator:
 class Gateway:
     """`gateway serve` on free ports. `url` and `port` stay the same over `restart`."""
 
-    def __init__(self, directory: Path, upstream: str, *flags: str) -> None:
+    def __init__(self, directory: Path, upstream: str, *flags: str, env: dict[str, str] | None = None) -> None:
+        """`env`: the environment of its processes, if not this one's."""
         self._directory = directory
+        self._env = env
         self._flags = ["--upstream", upstream, *flags]
         self._run_dir = Path(tempfile.mkdtemp(prefix="gw-"))  # short: it holds a UNIX socket
         self._start(free_port())
 
     def _start(self, port: int) -> None:
         flags = ["--port", str(port), "--admin-port", "0", "--run-dir", str(self._run_dir), *self._flags]
-        self.process = Process("gateway", [*_GATEWAY, "serve", *flags], self._directory)
+        self.process = Process("gateway", [*_GATEWAY, "serve", *flags], self._directory, env=self._env)
         try:
             self.url, self.admin_url = (found.rstrip("/.") for found in _URL.findall(self.process.ready_line())[:2])
         except BaseException:
