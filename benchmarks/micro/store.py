@@ -1,14 +1,14 @@
 """What a sample costs in the store: begin, settle, announce, read and mark as retrieved, on private servers.
 
-64 callers at once, as on a busy worker; results of 200 bytes. The servers' CPU and the number of commands are told as
-notes, since they are not of this process.
+64 callers at once, as on a busy worker; results of 200 bytes. The servers' CPU and the number of commands are notes,
+since they do not belong to this process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ CLAIM = Claim("benchmark-000000", 1, 1, bytes(16))
 
 
 class Load:
-    """`CALLERS` callers that each do one sample after the other; every sample is another one."""
+    """`CALLERS` callers that each do one sample after another; no sample is done twice."""
 
     def __init__(self, sample: OneSample) -> None:
         self._sample = sample
@@ -61,7 +61,7 @@ class Load:
 
 
 async def store(plan: Plan) -> Findings:
-    """On one server, over a UNIX socket and over TCP, and on a cluster."""
+    """Measure one server, over a UNIX socket and over TCP, and a cluster."""
     found = Findings()
     for name, servers in (("a UNIX socket", _one(tcp=False)), ("TCP", _one(tcp=True))):
         with servers as server:
@@ -88,14 +88,19 @@ async def _measure(name: str, url: str, servers: Sequence[RedisServer], plan: Pl
 
 
 async def _beside_redis_py(name: str, load: Load, server: RedisServer, calls: int, rounds: int) -> list[Figure]:
-    from benchmarks.baselines.redis_commands import RedisCommands
+    from benchmarks.baselines.redis_commands import PipelinedRedisCommands, RedisCommands
 
-    baseline = RedisCommands(Path(server.url.removeprefix("unix://")), CALLERS)
-    contenders = [Contender("gateway", load), Contender("redis-py, a call per command", Load(_their_sample(baseline)))]
-    try:
+    path = Path(server.url.removeprefix("unix://"))
+    async with AsyncExitStack() as stack:
+        contenders = [Contender("gateway", load)]
+        for theirs, baseline in (
+            ("redis-py, pipelined once a turn", PipelinedRedisCommands(path)),
+            ("redis-py, a call per command", RedisCommands(path, CALLERS)),
+        ):
+            stack.push_async_callback(baseline.close)
+            await baseline.open()
+            contenders.append(Contender(theirs, Load(_their_sample(baseline))))
         return await measure(Case(name, calls, contenders), rounds)
-    finally:
-        await baseline.close()
 
 
 async def _note(
@@ -123,7 +128,8 @@ def _our_sample(ours: RedisStore | ClusterStore) -> OneSample:
 
 def _their_sample(baseline: RedisCommands) -> OneSample:
     async def sample(number: int) -> None:
-        if await baseline.sample(f"session-{number % SESSIONS}", number, PAYLOAD, int(TTL_S * 1000)) != PAYLOAD:
+        key, now_ms = SampleKey(f"session-{number % SESSIONS}", number), time.time_ns() // 1_000_000
+        if await baseline.sample(key, CLAIM, PAYLOAD, int(TTL_S * 1000), now_ms) != PAYLOAD:
             raise WrongResult(f"Redis has something else as sample {number}")
 
     return sample

@@ -26,6 +26,7 @@ async def test_store_beside_redis_py() -> None:
     found = await store.store(ONCE)
     assert [figure.contender for figure in found.figures] == [
         "gateway",
+        "redis-py, pipelined once a turn",
         "redis-py, a call per command",
         "gateway",
         "gateway",
