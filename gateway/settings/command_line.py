@@ -1,10 +1,9 @@
-"""Click options made of the table of flags, and the settings of what click collected."""
+"""Click options made from the table of flags, and the settings made from the values that click collects."""
 
 from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SettingsCommand(click.Command):
-    """A command that takes all of serve's flags, listed in sections."""
+    """A command with all flags of `gateway serve`; its help lists them in sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -35,11 +34,13 @@ class SettingsCommand(click.Command):
 
 
 def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--config` and every row of the table; the function gets them as keyword arguments for `settings_from`."""
+    """Add `--config` and all flags; the function gets them as keyword arguments, to pass on to `settings_from`."""
     for flag in reversed(FLAGS):
         function = _option(flag)(function)
     config = click.option(
-        "--config", metavar="PATH", help=f"TOML file with any of these flags as keys [{CONFIG_VARIABLE}]."
+        "--config",
+        metavar="PATH",
+        help=f"TOML file with flags as keys, such as max-in-flight = 1000 [{CONFIG_VARIABLE}].",
     )
     return config(function)
 
@@ -52,38 +53,29 @@ def _option(flag: Flag) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def settings_from(values: dict[str, Any], note_key_file: Callable[[str], object] | None = None) -> Settings:
-    """The settings for what click collected; `note_key_file` hears which files of keys were read.
+    """Return the settings for the values that click collected. Raises `ConfigError`.
 
-    Raises `ConfigError`.
+    `note_key_file` is called with the path of each file of keys that is read.
     """
     config = values.pop("config", None)
     given = {key: _texts(value) for key, value in values.items() if value is not None and value != ()}
-    around = surroundings()
-    if note_key_file is not None:
-        around = replace(around, read_text=_noting(around.read_text, note_key_file, config))
-    return resolve(given, around, config)
 
-
-def _noting(read: Callable[[str], str], note: Callable[[str], object], config: str | None) -> Callable[[str], str]:
     def read_text(path: str) -> str:
-        text = read(path)
-        if path not in (config, os.environ.get(CONFIG_VARIABLE)):
-            note(path)
+        text = Path(path).read_text(encoding="utf-8")
+        if note_key_file is not None and path not in (config, os.environ.get(CONFIG_VARIABLE)):
+            note_key_file(path)
         return text
 
-    return read_text
+    around = Surroundings(
+        environ=os.environ,
+        read_text=read_text,
+        cpus=len(os.sched_getaffinity(0)),
+        stderr_is_terminal=sys.stderr.isatty(),
+    )
+    return resolve(given, around, config)
 
 
 def _texts(value: bool | str | tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(value, tuple):
         return value
     return (str(value).lower() if isinstance(value, bool) else value,)
-
-
-def surroundings() -> Surroundings:
-    return Surroundings(
-        environ=os.environ,
-        read_text=lambda path: Path(path).read_text(encoding="utf-8"),
-        cpus=len(os.sched_getaffinity(0)),
-        stderr_is_terminal=sys.stderr.isatty(),
-    )

@@ -1,8 +1,7 @@
-"""Values of single flags that are no quantities. Pure.
+"""What a flag of `gateway serve` is, and the parsers for values that are not quantities. Pure.
 
-Every parser takes a string and raises `ValueError` whose text says what is allowed; who calls knows the flag's name.
-
-What is known of one thing that `gateway serve` can be told; the table of all is in `flags.py`.
+A parser takes the text that was given and returns the value. It raises `ValueError` with what is allowed; its caller
+adds the name of the flag. The flags themselves are in `table.py`.
 """
 
 from __future__ import annotations
@@ -10,51 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gateway.settings import quantities as q
+from gateway.settings import quantities
 from shared.core.upstream_protocol import ProtocolChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def text(given: str) -> str:
-    if not given.strip():
-        raise ValueError("give something that is not empty")
-    return given
-
-
-def key_prefix(text: str) -> str:
-    # Braces would change which Cluster slot a key falls into, a colon separates the parts of a key.
-    if not text or not all(character.isalnum() or character in "-_." for character in text):
-        raise ValueError("use letters, digits, '-', '_' and '.'")
-    return text
-
-
-def max_connections(text: str) -> int | None:
-    try:
-        return None if text.lower() == "auto" else q.whole(0, 10_000_000)(text)
-    except ValueError:
-        raise ValueError("give auto, 0 (no limit) or a number of connections") from None
-
-
-def upstream_protocol(text: str) -> ProtocolChoice:
-    return ProtocolChoice(q.choice(*(choice.value for choice in ProtocolChoice))(text))
-
-
-def session_poll(text: str) -> bool:
-    return q.choice("auto", "off")(text) == "auto"
-
-
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """`parse` raises `ValueError` with what is allowed. `default` is shown to people; the values live in `Settings`."""
+    """One row of the table. `default` is the text shown in the help; the default values are in `Settings`."""
 
+    section: str
     name: str
     parse: Callable[[str], Any]
     metavar: str
     default: str
     help: str
-    section: str
     repeatable: bool = False
     is_switch: bool = False
 
@@ -67,13 +38,34 @@ class Flag:
         return "GATEWAY_" + self.key.upper()
 
 
-def single(section: str, name: str, parse: Callable[[str], Any], metavar: str, default: str, help_: str) -> Flag:
-    return Flag(name, parse, metavar, default, help_, section)
-
-
 def switch(section: str, name: str, help_: str, default: str = "off") -> Flag:
-    return Flag(name, q.switch, "", default, help_, section, is_switch=True)
+    """Return a flag that is either on (`--NAME`) or off (`--no-NAME`)."""
+    return Flag(section, name, quantities.switch, "", default, help_, is_switch=True)
 
 
-def repeatable(section: str, name: str, parse: Callable[[str], Any], metavar: str, default: str, help_: str) -> Flag:
-    return Flag(name, parse, metavar, default, help_, section, repeatable=True)
+def text(given: str) -> str:
+    if not given.strip():
+        raise ValueError("give something that is not empty")
+    return given
+
+
+def key_prefix(given: str) -> str:
+    # Braces would change the slot of a key in Redis Cluster; a colon separates the parts of a key.
+    if not given or not all(character.isalnum() or character in "-_." for character in given):
+        raise ValueError("use letters, digits, '-', '_' and '.'")
+    return given
+
+
+def max_connections(given: str) -> int | None:
+    try:
+        return None if given.lower() == "auto" else quantities.whole(0, 10_000_000)(given)
+    except ValueError:
+        raise ValueError("give auto, 0 (no limit) or a number of connections") from None
+
+
+def upstream_protocol(given: str) -> ProtocolChoice:
+    return ProtocolChoice(quantities.choice(*(choice.value for choice in ProtocolChoice))(given))
+
+
+def session_poll(given: str) -> bool:
+    return quantities.choice("auto", "off")(given) == "auto"

@@ -1,4 +1,6 @@
-"""`--api-keys-file`: the callers, by name, hash and limits. The keys themselves are in no file of the gateway. Pure.
+"""The file of `--api-keys-file`: callers by name, with the hash and the limits of their key. Pure.
+
+No file of the gateway holds the keys themselves.
 
     [[keys]]
     name = "alice"
@@ -6,7 +8,7 @@
     max-in-flight = 2000
     max-in-flight-bytes = "256MiB"
 
-`gateway keys` writes it; `gateway/commands/keys.py` does so at the edge. A file without an entry lets nobody in.
+`gateway keys` writes the file (`gateway/commands/keys.py`). A file without an entry lets nobody in.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 _HEX_DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 _HEADER: Final = re.compile(r"^[ \t]*\[\[[ \t]*keys[ \t]*\]\][ \t]*(?:#.*)?$", re.MULTILINE)
-# A limit of 0 would be a key that is refused everything: that is what revoking is for.
+# A key with a limit of 0 could do nothing: revoke it instead.
 _count: Final = whole(1, 1_000_000_000)
 LIMITS: Final[Mapping[str, Callable[[str], int]]] = {
     "max-in-flight": _count,
@@ -39,7 +41,7 @@ _ENTRY: Final = 'an entry is [[keys]] with name = "...", sha256 = "64 hexadecima
 
 
 def parse_keys(text: str, path: str) -> tuple[ApiKey, ...]:
-    """The keys of a file. Raises `ConfigError` naming the file and the line or entry."""
+    """Read the keys of a file. Raises `ConfigError` with the path and the line or entry."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -61,14 +63,14 @@ def _key(entry: Any, where: str) -> ApiKey:
         raise ConfigError(f"{where}: name must be printable text that is not empty")
     digest = digest.removeprefix("sha256:") if isinstance(digest, str) else ""
     if not _HEX_DIGEST.fullmatch(digest):
-        # Not repeated: somebody may have put the key itself here.
+        # The message does not repeat the value: somebody may have put the key itself here.
         raise ConfigError(f"{where} ({name}): sha256 must be 64 hexadecimal digits, the hash of the key")
     given = {limit: value for limit, value in entry.items() if limit in LIMITS}
     return ApiKey(name, digest.lower(), parse_limits(given, f"{where} ({name})"))
 
 
 def parse_limits(given: Mapping[str, Any], where: str) -> KeyLimits:
-    """Limits by their names in the file. Raises `ConfigError` naming the limit."""
+    """Read limits, given by their names in the file. Raises `ConfigError` with the name of the limit."""
     values: dict[str, int] = {}
     for limit, value in given.items():
         try:
@@ -79,7 +81,7 @@ def parse_limits(given: Mapping[str, Any], where: str) -> KeyLimits:
 
 
 def limits_of(limits: KeyLimits) -> dict[str, int]:
-    """The limits that are set, by their names in the file."""
+    """Return the limits that are set, by their names in the file."""
     found = {limit: getattr(limits, limit.replace("-", "_")) for limit in LIMITS}
     return {limit: value for limit, value in found.items() if value is not None}
 
@@ -94,25 +96,25 @@ def _refuse_duplicates(keys: tuple[ApiKey, ...], path: str) -> None:
 
 
 def new_entry(name: str, key: str, limits: KeyLimits) -> str:
-    """The TOML entry for a key; `name` without quotes, backslashes and control characters."""
+    """Write the TOML entry of a key. `name` must hold no quotes, backslashes or control characters."""
     lines = ["[[keys]]", f'name = "{name}"', f'sha256 = "{sha256(key.encode()).hexdigest()}"']
     lines += [f"{limit} = {value}" for limit, value in limits_of(limits).items()]
     return "\n".join(lines) + "\n"
 
 
 def with_entry(text: str, entry: str, path: str) -> str:
-    """The file with one more entry. Raises `ConfigError` when its name is taken."""
+    """Return the file with one more entry. Raises `ConfigError` if the name is taken."""
     taken = [key.name for key in parse_keys(text, path)]
     name = parse_keys(entry, path)[0].name
     if name in taken:
-        raise ConfigError(f"{path}: there is a key named {name!r} already; revoke it first, or choose another name")
+        raise ConfigError(f"{path}: there is already a key named {name!r}; revoke it first, or choose another name")
     extended = f"{text.rstrip()}\n\n{entry}" if text.strip() else entry
     parse_keys(extended, path)
     return extended
 
 
 def without_entry(text: str, name: str, path: str) -> str:
-    """The file without the entry of that name; the others stay as they are written. Raises `ConfigError`."""
+    """Return the file without the entry of that name; all other text is kept. Raises `ConfigError`."""
     keys = parse_keys(text, path)
     names = [key.name for key in keys]
     if name not in names:
@@ -123,4 +125,4 @@ def without_entry(text: str, name: str, path: str) -> str:
         shortened = text[: headers[at]] + text[([*headers, len(text)])[at + 1] :]
         if parse_keys(shortened, path) == keys[:at] + keys[at + 1 :]:
             return shortened
-    raise ConfigError(f"{path}: it is not written as a list of [[keys]] tables; take the entry of {name!r} out by hand")
+    raise ConfigError(f"{path}: the file is not a plain list of [[keys]] tables; remove the entry of {name!r} by hand")

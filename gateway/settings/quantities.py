@@ -1,6 +1,7 @@
-"""Words that people write for numbers: durations, sizes, switches, counts. Pure.
+"""Parsers for durations, sizes, counts, choices and switches as people write them. Pure.
 
-Every parser takes a string and raises `ValueError` whose text says what is allowed; who calls knows the flag's name.
+A parser takes the text that was given and returns the value. It raises `ValueError` with what is allowed; its caller
+adds the name of the flag.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _FALSE: Final = frozenset({"false", "no", "off", "0"})
 
 
 def duration_s(at_least: float = 0.001, at_most: float = 30 * 86400.0) -> Callable[[str], float]:
-    """A parser for seconds: `30`, `2.5`, `500ms`, `5m`, `1h`."""
+    """Return a parser for seconds: `30`, `2.5`, `500ms`, `5m`, `1h`."""
     allowed = f"give seconds from {at_least:g} to {at_most:.0f} (30, 2.5, 500ms, 5m and 1h are understood)"
 
     def parse(text: str) -> float:
@@ -48,7 +49,7 @@ def duration_s(at_least: float = 0.001, at_most: float = 30 * 86400.0) -> Callab
 
 
 def size_bytes(at_least: int = 1) -> Callable[[str], int]:
-    """A parser for bytes: `1048576`, `64MiB`, `1GiB`, `500MB`."""
+    """Return a parser for bytes: `1048576`, `64MiB`, `1GiB`, `500MB`."""
 
     def parse(text: str) -> int:
         size = _scaled(text, _BYTES)
@@ -60,7 +61,7 @@ def size_bytes(at_least: int = 1) -> Callable[[str], int]:
 
 
 def whole(at_least: int, at_most: int) -> Callable[[str], int]:
-    """A parser for whole numbers of a range."""
+    """Return a parser for whole numbers of a range."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"-?\d{1,18}", text) or not at_least <= int(text) <= at_most:
@@ -71,7 +72,7 @@ def whole(at_least: int, at_most: int) -> Callable[[str], int]:
 
 
 def choice(*words: str) -> Callable[[str], str]:
-    """A parser for one of a few words, in any case."""
+    """Return a parser for one of a few words; upper and lower case are the same."""
 
     def parse(text: str) -> str:
         if text.lower() not in words:
@@ -82,7 +83,7 @@ def choice(*words: str) -> Callable[[str], str]:
 
 
 def switch(text: str) -> bool:
-    """`true`/`false`, `yes`/`no`, `on`/`off`, `1`/`0`."""
+    """Parse `true`/`false`, `yes`/`no`, `on`/`off` or `1`/`0`."""
     if text.lower() in _TRUE:
         return True
     if text.lower() in _FALSE:
@@ -100,7 +101,7 @@ def _scaled(text: str, units: dict[str, float] | dict[str, int]) -> float | None
 
 
 def human_bytes(size: int) -> str:
-    """`1.5 GiB`; for people."""
+    """Write a size for people: `1.5 GiB`."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

@@ -1,7 +1,8 @@
-"""From flags, environment and TOML file to `Settings`: flag before environment before file before default.
+"""Make `Settings` from flags, environment and TOML file, and say what a running gateway takes over from new ones.
 
-`resolve` is pure but for `read_text`, which is handed in. Every refusal is a `ConfigError` of one line that names where
-the value was found, the value, and what is allowed; URLs that may hold a password are not repeated.
+A flag wins over the environment, the environment over the file, the file over the default. `resolve` is pure except
+for `read_text`, which the caller hands in. An invalid value raises `ConfigError` with one line: where the value was
+found, the value, and what is allowed. URLs that may hold a password are not repeated.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import re
 import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from gateway.settings.keys_file import parse_keys
 from gateway.settings.table import BY_KEY, FLAGS
@@ -26,11 +29,11 @@ if TYPE_CHECKING:
 
 CONFIG_VARIABLE: Final = "GATEWAY_CONFIG"
 _VARIABLES: Final = "GATEWAY_"
-# What Kubernetes tells every container of a namespace that has a service called "gateway".
+# Kubernetes sets these in every container of a namespace that has a service called "gateway".
 _SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)$")
 _SECRET_KEYS: Final = frozenset({"redis_url", "upstream", "training_upstream"})
 
-# Rows of the table whose field in Settings has another name.
+# Flags whose field in `Settings` has another name.
 _FIELDS: Final = {
     "upstream": "upstreams",
     "model": "models",
@@ -50,13 +53,28 @@ _FIELDS: Final = {
     "session_timeout": "session_timeout_s",
     "drain_timeout": "drain_timeout_s",
 }
-# Rows that name a file; what Settings holds is its content.
+# Flags that name a file; `Settings` holds its content.
 _FILES: Final = ("upstream_api_key_file", "training_api_key_file", "api_keys_file", "admin_key_file")
+# Opened, bound or counted once at start: field of `Settings` -> flag. Replacing the workers cannot change these.
+FIXED_AT_START: Final = {
+    "host": "host",
+    "port": "port",
+    "workers": "workers",
+    "source_ips": "source-ips",
+    "backlog": "backlog",
+    "redis_url": "redis-url",
+    "redis_memory_bytes": "redis-memory",
+    "key_prefix": "key-prefix",
+    "admin_host": "admin-host",
+    "admin_port": "admin-port",
+    "admin_key": "admin-key-file",
+    "run_dir": "run-dir",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One value as it was found. `where` names the place in an error message."""
+    """A value as it was found. `where` names the place for error messages."""
 
     texts: tuple[str, ...]
     where: str
@@ -64,7 +82,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the machine contributes, so that resolving stays a function of its arguments."""
+    """Hold what the machine contributes, so that `resolve` depends on nothing but its arguments."""
 
     environ: Mapping[str, str]
     read_text: Callable[[str], str]
@@ -73,9 +91,9 @@ class Surroundings:
 
 
 def resolve(flags: Mapping[str, Sequence[str]], around: Surroundings, config_path: str | None = None) -> Settings:
-    """`flags`: by key (underscores), the texts given on the command line, absent or empty when not given.
+    """Return the settings. Raises `ConfigError`.
 
-    Raises `ConfigError`.
+    `flags` holds the texts of the command line by key (with underscores). A flag that was not given is absent or empty.
     """
     config_path = config_path or around.environ.get(CONFIG_VARIABLE) or None
     file = _file_values(config_path, around.read_text) if config_path else {}
@@ -92,7 +110,7 @@ def resolve(flags: Mapping[str, Sequence[str]], around: Surroundings, config_pat
 def _given(flag: Flag, flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> Given | None:
     if texts := flags.get(flag.key):
         return Given(tuple(texts), f"--{flag.name}")
-    # An empty variable is how a unit or compose file says "not set".
+    # Unit and compose files leave a variable empty when it is not set.
     if text := environ.get(flag.variable):
         texts = tuple(text.replace(",", " ").split()) if flag.repeatable else (text,)
         return Given(texts, f"{flag.variable} (--{flag.name})")
@@ -100,19 +118,19 @@ def _given(flag: Flag, flags: Mapping[str, Sequence[str]], environ: Mapping[str,
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that looks as if it were meant for us and is not, most likely a typing error."""
+    """Return a sentence for each variable that starts with GATEWAY_ and means nothing, most likely a typing error."""
     known = [CONFIG_VARIABLE, *(flag.variable for flag in FLAGS)]
     strange = [name for name in environ if name.startswith(_VARIABLES) and name not in known]
     return [_unknown(name, known) for name in sorted(strange) if not _SERVICE_LINK.search(name)]
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
-    # Without what they all have in common, which would make any two of them alike.
+    # The common prefix would make any two names look alike.
     close = difflib.get_close_matches(
         name.removeprefix(_VARIABLES), [other.removeprefix(_VARIABLES) for other in known], 1
     )
     hint = f"did you mean {_VARIABLES}{close[0]}?" if close else "see `gateway serve --help` for the names"
-    return f"{name} is set, which is no variable of the gateway; {hint}"
+    return f"{name} is set, but the gateway has no such variable; {hint}"
 
 
 def _parsed(flag: Flag, given: Given) -> Any:
@@ -183,14 +201,14 @@ def _settings(values: dict[str, Any], around: Surroundings) -> Settings:
 
 def _secret(path: str, where: str, read_text: Callable[[str], str]) -> str:
     secret = _read(path, where, read_text).strip()
-    # What goes into a header must be one line of visible characters.
+    # The key is sent in a header, which holds one line of visible characters.
     if not secret or not secret.isascii() or not secret.isprintable():
         raise ConfigError(f"{where}: {path!r} must hold one line of printable ASCII, the key")
     return secret
 
 
 def check_together(settings: Settings, tls_given: tuple[bool, bool] = (False, False)) -> None:
-    """What no single value shows. Raises `ConfigError`."""
+    """Refuse values that exclude each other. Raises `ConfigError`."""
     if not settings.upstreams:
         raise ConfigError("--upstream is missing; give the base URL of a vLLM server, such as http://10.0.0.5:8000")
     if tls_given[0] != tls_given[1]:
@@ -231,3 +249,18 @@ def _check_templates(settings: Settings) -> None:
         check_templates(settings.lora_name_template, settings.lora_path)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def for_running_gateway(new: Settings, running: Settings) -> Settings:
+    """Return `new` with the values kept that are fixed at start; new workers get the rest."""
+    return msgspec.structs.replace(new, **{name: getattr(running, name) for name in FIXED_AT_START})
+
+
+def need_a_restart(new: Settings, running: Settings) -> list[str]:
+    """Return the flags that changed and that only a restart applies."""
+    return [f"--{flag}" for name, flag in FIXED_AT_START.items() if getattr(new, name) != getattr(running, name)]
+
+
+def roll_deadline_s(settings: Settings) -> float:
+    """Return how long a replaced worker may drain: longer than any sample can run, since a roll waits for them all."""
+    return settings.upstream_wait_s + settings.read_timeout_s * (1 + settings.max_reexecutions)

@@ -1,18 +1,16 @@
-"""The one table of everything that `gateway serve` can be told.
+"""The table of all flags of `gateway serve`.
 
 Each row is a command line flag, an environment variable (`GATEWAY_` and the name in capitals) and a key of the TOML
-file given with `--config`. How a value is chosen among those, and which values exclude each other, is in `options.py`.
+file that `--config` names. `resolve.py` decides which of the three counts, and which values exclude each other.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from gateway.settings import flag as words
-from gateway.settings import quantities as q
-from gateway.settings import urls
-from gateway.settings.flag import Flag, repeatable, single, switch
-from gateway.settings.urls import parse_source_ips
+from gateway.settings import flag as values
+from gateway.settings import quantities, urls
+from gateway.settings.flag import Flag, switch
 from shared.config import MIB
 
 _SERVE: Final = "Serving"
@@ -23,350 +21,385 @@ _CLIENTS: Final = "Clients"
 _ACCESS: Final = "Access"
 _OPERATE: Final = "Operation"
 
-_PORT: Final = q.whole(0, 65_535)
-_SECONDS: Final = q.duration_s()
+_port: Final = quantities.whole(0, 65_535)
+_seconds: Final = quantities.duration_s()
 
 
 FLAGS: Final[tuple[Flag, ...]] = (
-    single(
+    Flag(
         _SERVE,
         "host",
-        words.text,
+        values.text,
         "ADDRESS",
         "127.0.0.1",
-        "Public address to listen on, IPv4 or IPv6. Anything but loopback needs --api-keys-file or --allow-anonymous.",
+        "Public address to listen on, IPv4 or IPv6. Any address but loopback needs --api-keys-file or"
+        " --allow-anonymous.",
     ),
-    single(_SERVE, "port", _PORT, "PORT", "8000", "Public port; 0 takes a free one, which the start line then names."),
-    single(
+    Flag(
+        _SERVE,
+        "port",
+        _port,
+        "PORT",
+        "8000",
+        "Public port. With 0 the kernel picks a free one; the start line names it.",
+    ),
+    Flag(
         _SERVE,
         "workers",
-        q.whole(1, 1024),
+        quantities.whole(1, 1024),
         "N",
         "number of CPUs",
-        "Worker processes. More than there are CPUs help only when each needs a source IP of its own.",
+        "Worker processes. More workers than CPUs help only if each needs its own source IP.",
     ),
-    single(
+    Flag(
         _SERVE,
         "source-ips",
-        parse_source_ips,
+        urls.parse_source_ips,
         "LIST",
         "none",
         "Local addresses for connections to the upstreams: addresses, ranges (10.0.0.10-10.0.0.25) and networks"
-        " (10.0.0.16/28), comma separated; worker i binds the (i mod n)-th. One address reaches about 28,000"
-        " connections to one upstream; give more when you need more in flight. `gateway check` does the arithmetic.",
+        " (10.0.0.16/28), separated by commas. Worker i of n addresses uses number i mod n. One address can hold about"
+        " 28,000 connections to one upstream; give more addresses for more samples in flight. `gateway check` prints"
+        " what your addresses allow.",
     ),
-    single(
+    Flag(
         _SERVE,
         "backlog",
-        q.whole(1, 1_000_000),
+        quantities.whole(1, 1_000_000),
         "N",
         "50000",
-        "Connections that may queue for one worker. Linux silently cuts it to net.core.somaxconn; the start warns.",
+        "New connections that may queue for one worker. Linux silently lowers it to net.core.somaxconn; the gateway"
+        " then logs a warning at start.",
     ),
-    single(_SERVE, "tls-cert", words.text, "PATH", "none", "PEM certificate chain: serve HTTPS. Needs --tls-key."),
-    single(_SERVE, "tls-key", words.text, "PATH", "none", "PEM private key of --tls-cert."),
-    repeatable(
+    Flag(_SERVE, "tls-cert", values.text, "PATH", "none", "PEM certificate chain, to serve HTTPS. Needs --tls-key."),
+    Flag(_SERVE, "tls-key", values.text, "PATH", "none", "PEM private key of --tls-cert."),
+    Flag(
         _UPSTREAM,
         "upstream",
         urls.upstream_url,
         "URL",
         "required",
-        "Base URL of a vLLM server, or of a router before many, without /v1. Repeat it for several. vLLM needs"
-        " --logprobs-mode processed_logprobs for logprobs that heed the temperature.",
+        "Base URL of a vLLM server, or of a router in front of several, without /v1. Repeat the flag for several."
+        " Start vLLM with --logprobs-mode processed_logprobs: without it, logprobs ignore the temperature.",
+        repeatable=True,
     ),
-    single(
+    Flag(
         _UPSTREAM,
         "upstream-protocol",
-        words.upstream_protocol,
+        values.upstream_protocol,
         "completions|generate|auto",
         "completions",
-        "How upstreams are asked: by /v1/completions, or by /inference/v1/generate (vLLM's --enable-scale-out), which"
-        " takes long stop lists and tells when weights changed under a generation. auto: what each upstream has.",
+        "API used for samples. completions: /v1/completions. generate: /inference/v1/generate (vLLM started with"
+        " --enable-scale-out), which accepts long stop lists and reports weights that change during a generation."
+        " auto: generate where an upstream has it.",
     ),
-    single(
+    Flag(
         _UPSTREAM,
         "upstream-api-key-file",
-        words.text,
+        values.text,
         "PATH",
         "none",
-        "File whose content is sent to the upstreams as `Authorization: Bearer`.",
+        "File with the key that is sent to the upstreams as `Authorization: Bearer`.",
     ),
-    repeatable(
+    Flag(
         _UPSTREAM,
         "model",
         urls.model_name,
         "NAME[=UPSTREAM_NAME]",
         "all base models of the upstreams",
-        "A base model to offer, and the upstream's name for it when that differs. Repeat it for several.",
+        "A base model to offer, and its name at the upstreams if that differs. Repeat the flag for several.",
+        repeatable=True,
     ),
-    repeatable(
+    Flag(
         _UPSTREAM,
         "image-token",
         urls.image_token,
         "NAME=ID",
         "none",
-        "The token that stands for an image in prompts of a base model (<|image_pad|>, say): images are then passed on"
-        " to upstreams with /inference/v1/generate. Repeat it for several models.",
+        "Id of the token that stands for an image in prompts of base model NAME, such as the id of <|image_pad|>."
+        " Prompts with images are then sent to upstreams that have /inference/v1/generate. Repeat the flag for several"
+        " models.",
+        repeatable=True,
     ),
-    single(
+    Flag(
         _UPSTREAM,
         "read-timeout",
-        _SECONDS,
+        _seconds,
         "SECONDS",
         "2048",
-        "Longest silence of an upstream, which is the deadline of one generation. Raise it for very long ones.",
+        "Longest time that an upstream may stay silent. It limits one generation; raise it for very long ones.",
     ),
-    single(
+    Flag(
         _UPSTREAM,
         "connect-timeout",
-        _SECONDS,
+        _seconds,
         "SECONDS",
         "60",
-        "For one connection attempt, without the wait for a free connection. A saturated router accepts slowly.",
+        "Longest time for one connection attempt, not counting the wait for a free connection. A busy router accepts"
+        " slowly.",
     ),
-    single(
+    Flag(
         _UPSTREAM,
         "upstream-wait",
-        _SECONDS,
+        _seconds,
         "SECONDS",
         "2048",
-        "How long a sample that no upstream ever executed is tried again before it fails.",
+        "How long the gateway retries a sample that no upstream has started to execute, before the sample fails.",
     ),
-    single(
+    Flag(
         _UPSTREAM,
         "upstream-keep-alive",
-        _SECONDS,
+        _seconds,
         "SECONDS",
         "4",
-        "Idle upstream connections are closed after this. Stay below the upstream's own limit: 5 s for vLLM.",
+        "Idle upstream connections are closed after this time. Keep it below the upstream's own limit, 5 s for vLLM.",
     ),
-    single(
+    Flag(
         _UPSTREAM,
         "max-connections",
-        words.max_connections,
+        values.max_connections,
         "auto|0|N",
         "auto",
-        "Upstream connections per worker. auto: what its source IP's ports allow; 0: no limit. Requests above it wait.",
+        "Upstream connections per worker. auto: as many as the ports of its source IP allow. 0: no limit. Requests"
+        " above the limit wait.",
     ),
-    single(
+    Flag(
         _UPSTREAM,
         "max-reexecutions",
-        q.whole(0, 100),
+        quantities.whole(0, 100),
         "N",
         "1",
-        "How often an interrupted generation (connection lost, dead engine) runs again before the client hears.",
+        "How often the gateway executes an interrupted generation again (connection lost, engine dead) before it"
+        " reports the failure to the client.",
     ),
     switch(
         _UPSTREAM,
         "retry-ambiguous",
-        "Also run again after failures that may have been complete generations: read timeouts, 502, 504.",
+        "Also execute again after failures that may have been complete generations: read timeouts, 502 and 504.",
     ),
-    single(
+    Flag(
         _UPSTREAM,
         "lora-name",
-        words.text,
+        values.text,
         "TEMPLATE",
         "{run_id}",
-        "How tinker://RUN/sampler_weights/CHECKPOINT becomes an upstream model name, from {run_id} and {checkpoint}."
-        " With {run_id} alone older samplers follow the newest weights.",
+        "Model name at the upstreams for tinker://RUN/sampler_weights/CHECKPOINT, made from {run_id} and {checkpoint}."
+        " With {run_id} alone, older samplers follow the newest weights.",
     ),
-    single(
+    Flag(
         _UPSTREAM,
         "lora-path",
-        words.text,
+        values.text,
         "TEMPLATE",
         "none",
-        "Where the upstreams find an adapter, such as /adapters/{run_id}/{checkpoint}: the gateway loads it into each"
-        " of them when it is first sampled. They need --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
+        "Where the upstreams find an adapter, such as /adapters/{run_id}/{checkpoint}. The gateway loads the adapter"
+        " into each upstream when it is first sampled. vLLM needs --enable-lora and"
+        " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
     ),
-    single(
+    Flag(
         _UPSTREAM,
         "lora-wait",
-        _SECONDS,
+        _seconds,
         "SECONDS",
         "60",
-        "How long a sample waits for an adapter that the upstreams cannot load, or do not list, before it fails.",
+        "How long a sample waits for an adapter that the upstreams cannot load or do not list, before it fails.",
     ),
-    single(
+    Flag(
         _STORE,
         "redis-url",
         urls.redis_url,
         "URL",
         "an embedded server",
-        "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://. Needed for several hosts, and for results"
-        " that outlive a restart.",
+        "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://. Needed for several hosts, and to keep"
+        " results over a restart.",
     ),
-    single(
-        _STORE, "key-prefix", words.key_prefix, "NAME", "gw", "How every key in Redis begins: several may share one."
+    Flag(
+        _STORE,
+        "key-prefix",
+        values.key_prefix,
+        "NAME",
+        "gw",
+        "Prefix of every key in Redis, so that several gateways can share one server.",
     ),
-    single(
+    Flag(
         _STORE,
         "redis-memory",
-        q.size_bytes(8 * MIB),
+        quantities.size_bytes(8 * MIB),
         "SIZE",
         "a quarter of RAM",
         "maxmemory of the embedded server. When it is full, new samples get 429; no result is dropped.",
     ),
-    single(
+    Flag(
         _STORE,
         "undelivered-ttl",
-        _SECONDS,
+        _seconds,
         "SECONDS",
         "3600",
-        "How long a result that nobody fetched is kept. It must outlive the longest time a client may be away.",
+        "How long a result is kept that no client has fetched. Make it longer than any client may be away.",
     ),
-    single(
+    Flag(
         _STORE,
         "retrieved-ttl",
-        _SECONDS,
+        _seconds,
         "SECONDS",
         "300",
         "How long a fetched result is kept, for a client that lost the reply and asks again.",
     ),
-    single(_STORE, "acked-ttl", _SECONDS, "SECONDS", "30", "How long a result is kept that the client has confirmed."),
-    single(
+    Flag(
+        _STORE,
+        "acked-ttl",
+        _seconds,
+        "SECONDS",
+        "30",
+        "How long a result is kept after the client has acknowledged it.",
+    ),
+    Flag(
         _STORE,
         "lease",
-        q.duration_s(at_least=1.0),
+        quantities.duration_s(at_least=1.0),
         "SECONDS",
         "30",
-        "After this long without a renewal (every 5 s, or three times in it) the samples of a lost host are given up.",
+        "A worker renews its lease every 5 s, or three times per lease if that is shorter. After a lease without"
+        " renewal its samples are given up.",
     ),
-    single(
+    Flag(
         _LIMITS,
         "max-in-flight",
-        q.whole(1, 10_000_000),
+        quantities.whole(1, 10_000_000),
         "N",
         "65536",
-        "Samples in flight per worker; above it `asample` gets 429 and the SDK slows down.",
+        "Samples in flight per worker. Above it `asample` gets 429 and the SDK slows down.",
     ),
-    single(
+    Flag(
         _LIMITS,
         "max-in-flight-bytes",
-        q.size_bytes(),
+        quantities.size_bytes(),
         "SIZE",
         "1GiB",
-        "Prompts and unsaved results in flight per worker; above it `asample` gets 429.",
+        "Memory per worker for prompts and unsaved results in flight. Above it `asample` gets 429.",
     ),
-    single(
+    Flag(
         _LIMITS,
         "max-body-bytes",
-        q.size_bytes(1024),
+        quantities.size_bytes(1024),
         "SIZE",
         "64MiB",
-        "Largest request body; above it 413. A compressed one is refused with 415.",
+        "Largest request body. A larger one gets 413, a compressed one 415.",
     ),
-    single(
+    Flag(
         _CLIENTS,
         "keep-alive",
-        _SECONDS,
+        _seconds,
         "SECONDS",
         "75",
-        "Idle client connections are closed after this. Stay above the idle time of a load balancer in front.",
+        "Idle client connections are closed after this time. Keep it above the idle timeout of a load balancer in"
+        " front.",
     ),
-    single(
+    Flag(
         _CLIENTS,
         "poll-timeout",
-        q.duration_s(at_most=30.0),
+        quantities.duration_s(at_most=30.0),
         "SECONDS",
         "30",
-        "How long a retrieve is held before the client is told to try again. The SDK gives up after 45 s.",
+        "How long a poll for a result may wait before the client is asked to try again. The SDK gives up after 45 s.",
     ),
-    single(
+    Flag(
         _CLIENTS,
         "session-timeout",
-        _SECONDS,
+        _seconds,
         "SECONDS",
         "300",
-        "A session without a heartbeat, submission or poll for this long has its running samples cancelled.",
+        "Running samples of a session are cancelled after this time without a heartbeat, submission or poll.",
     ),
-    single(
+    Flag(
         _CLIENTS,
         "session-poll",
-        words.session_poll,
+        values.session_poll,
         "auto|off",
         "auto",
-        "Whether SDKs from 0.27.2 on are offered one poll per session in place of one per sample.",
+        "auto: offer SDKs from 0.27.2 on one poll per session instead of one per sample. off: never.",
     ),
-    single(
+    Flag(
         _CLIENTS,
         "training-upstream",
         urls.training_url,
         "URL",
         "none",
-        "Base URL of a Tinker training server, without /api/v1: everything that is not sampling is passed to it.",
+        "Base URL of a Tinker training server, without /api/v1. All requests that are not sampling are passed to it.",
     ),
-    single(
+    Flag(
         _CLIENTS,
         "training-api-key-file",
-        words.text,
+        values.text,
         "PATH",
         "none",
-        "File whose content the training server gets as X-API-Key, from every client. Without it, it gets no key.",
+        "File with the key that the training server gets as X-API-Key, for every client. Without it the server gets"
+        " no key.",
     ),
     switch(
         _CLIENTS,
         "training-forward-key",
-        "Send the client's own key on to the training server, which then tells clients apart by itself.",
+        "Send each client's own key to the training server, which then tells the clients apart.",
     ),
-    single(
+    Flag(
         _ACCESS,
         "api-keys-file",
-        words.text,
+        values.text,
         "PATH",
         "none",
-        "TOML file of the API keys that are let in, with their limits; `gateway keys` writes it. Read again on SIGHUP.",
+        "TOML file with the accepted API keys and their limits; `gateway keys` writes it. Read again on SIGHUP.",
     ),
-    switch(_ACCESS, "allow-anonymous", "Serve an address that is not loopback without any API key."),
-    single(
+    switch(_ACCESS, "allow-anonymous", "Serve a non-loopback address without API keys: everybody may use it."),
+    Flag(
         _ACCESS,
         "admin-host",
-        words.text,
+        values.text,
         "ADDRESS",
         "127.0.0.1",
-        "Operators' address (/status, /metrics, /readyz). Anything but loopback needs --admin-key-file.",
+        "Address for operators (/status, /metrics, /readyz). Any address but loopback needs --admin-key-file.",
     ),
-    single(_ACCESS, "admin-port", _PORT, "PORT", "8001", "Operators' port; 0 takes a free one."),
-    single(
+    Flag(_ACCESS, "admin-port", _port, "PORT", "8001", "Port for operators. With 0 the kernel picks a free one."),
+    Flag(
         _ACCESS,
         "admin-key-file",
-        words.text,
+        values.text,
         "PATH",
         "none",
         "File with the key that operators send as X-Admin-Key or `Authorization: Bearer`.",
     ),
-    single(
+    Flag(
         _OPERATE,
         "drain-timeout",
-        q.duration_s(at_least=0.0),
+        quantities.duration_s(at_least=0.0),
         "SECONDS",
         "60",
-        "On SIGTERM, how long running samples may take to end before they are given up.",
+        "After SIGTERM, how long running samples may take to end before they are given up.",
     ),
     switch(
         _OPERATE,
         "warm-spare",
-        "Keep one more process, with everything imported, to take the place of a worker that dies. A worker's memory.",
+        "Keep one more process ready, with everything imported, to replace a worker that dies. It takes as much memory"
+        " as an idle worker.",
         "on",
     ),
-    single(
+    Flag(
         _OPERATE,
         "log-format",
-        q.choice("auto", "text", "json"),
+        quantities.choice("auto", "text", "json"),
         "auto|text|json",
         "auto",
-        "auto: text on a terminal, else one JSON object a line.",
+        "text: lines for people. json: one JSON object per line. auto: text on a terminal, otherwise json.",
     ),
-    single(
+    Flag(
         _OPERATE,
         "log-level",
-        q.choice("debug", "info", "warning", "error"),
+        quantities.choice("debug", "info", "warning", "error"),
         "LEVEL",
         "info",
         "debug, info, warning or error. Prompts, tokens and keys are never logged.",
     ),
-    switch(_OPERATE, "access-log", "Log a line for every request to the public address."),
-    single(
+    switch(_OPERATE, "access-log", "Log one line for each request to the public address."),
+    Flag(
         _OPERATE,
         "otel-endpoint",
         urls.collector_url,
@@ -374,13 +407,13 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "none",
         "OpenTelemetry collector (OTLP over HTTP) that gets a span for each sample. Needs the extra `otel`.",
     ),
-    single(
+    Flag(
         _OPERATE,
         "run-dir",
-        words.text,
+        values.text,
         "PATH",
         "under $XDG_RUNTIME_DIR",
-        "Directory for sockets, the pid file and the embedded Redis; made private (0700). One gateway each.",
+        "Directory for sockets, the pid file and the embedded Redis, made private (0700). Each gateway needs its own.",
     ),
 )
 

@@ -1,7 +1,4 @@
-"""`--source-ips`: single addresses, ranges and networks, comma separated, as one flat list. Pure.
-
-What may stand in `--upstream`, `--redis-url` and `--model`, and how a URL is shown without its password. Pure.
-"""
+"""Parsers of flags that name addresses, URLs and models, and how a URL is shown without its password. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ from shared.redis.address import RedisAddress, parse_url
 
 Address = IPv4Address | IPv6Address
 
-# More source addresses than anybody has workers; a mistyped prefix length must not fill the memory.
+# More addresses than anybody has workers; without a limit a mistyped prefix length would fill the memory.
 MAX_ADDRESSES: Final = 4096
 
 
 def parse_source_ips(text: str) -> tuple[str, ...]:
-    """Every address that `text` names, in its order, once each.
+    """Return every address that `--source-ips` names, in the given order and without duplicates.
 
-    `10.0.0.1`, `10.0.0.10-10.0.0.25` (both ends included) and `10.0.0.16/28` (its host addresses) may be mixed, IPv4
-    and IPv6 may not: a slot's address decides which upstreams it can reach. Raises `ValueError` with a reason.
+    `10.0.0.1`, `10.0.0.10-10.0.0.25` (both ends included) and `10.0.0.16/28` (its host addresses) may be mixed. IPv4
+    and IPv6 may not: the address of a slot decides which upstreams the slot can reach. Raises `ValueError`.
     """
     found: dict[Address, None] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -69,7 +66,7 @@ def _network(item: str) -> list[Address]:
 
 
 def is_loopback(host: str) -> bool:
-    """True for loopback literals and `localhost`; any other name could resolve to anything."""
+    """Return True for loopback literals and `localhost`. Any other name could resolve to anything."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -77,7 +74,7 @@ def is_loopback(host: str) -> bool:
 
 
 def url_host(host: str) -> str:
-    """An IPv6 literal needs brackets in a URL."""
+    """Return `host` as a URL needs it: an IPv6 literal goes in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -88,20 +85,23 @@ _REDIS_FORMS: Final = (
 
 
 def upstream_url(text: str) -> str:
-    """A base URL without trailing slash; a path prefix stays, for a router that has one. Raises `ValueError`."""
+    """Return the base URL of an upstream without its trailing slash. Raises `ValueError`.
+
+    A path prefix is kept, for routers that have one.
+    """
     allowed = "give the base URL of a vLLM server or router, such as http://10.0.0.5:8000"
-    # With /v1, as OpenAI clients are given it, every question would be answered with 404.
+    # OpenAI clients are configured with /v1; here it would turn every request into a 404.
     return _base_url(text, allowed, key_flag="--upstream-api-key-file", added="/v1")
 
 
 def training_url(text: str) -> str:
-    """The base URL of a training server, as SDK users set it. Raises `ValueError`."""
+    """Return the base URL of a training server, as SDK users set it. Raises `ValueError`."""
     allowed = "give the base URL of a Tinker training server, such as http://10.0.0.6:8000"
     return _base_url(text, allowed, key_flag="--training-api-key-file", added="/api/v1")
 
 
 def collector_url(text: str) -> str:
-    """The base URL of an OpenTelemetry collector. Raises `ValueError`."""
+    """Return the base URL of an OpenTelemetry collector. Raises `ValueError`."""
     allowed = "give the base URL of an OpenTelemetry collector, such as http://127.0.0.1:4318"
     return _base_url(text, allowed, key_flag="the variable OTEL_EXPORTER_OTLP_HEADERS", added="/v1/traces")
 
@@ -121,7 +121,7 @@ def _base_url(text: str, allowed: str, *, key_flag: str, added: str) -> str:
 
 
 def _may_be_host(name: str) -> bool:
-    """Whether a name service can be asked for it: with a label of 64 characters, the asking itself breaks."""
+    """Return True if a resolver accepts the name. A label of 64 characters, for one, makes the lookup itself raise."""
     try:
         name.encode("idna")
     except UnicodeError:
@@ -130,21 +130,21 @@ def _may_be_host(name: str) -> bool:
 
 
 def redis_url(text: str) -> str:
-    """Raises `ValueError`; its text never repeats the URL, which may hold a password."""
+    """Return the URL if it is a Redis address. Raises `ValueError`, without the URL: it may hold a password."""
     if any(character.isspace() for character in text):
         raise ValueError(_REDIS_FORMS)
     try:
         address = parse_url(text)
     except ConfigError:
         raise ValueError(_REDIS_FORMS) from None
-    # Read as localhost by Redis' own tools; here it is more likely a variable that was empty.
+    # Redis' own tools read a missing host as localhost. Here an empty variable is the more likely cause.
     if isinstance(address, RedisAddress) and address.path is None and not urlsplit(text).hostname:
         raise ValueError(_REDIS_FORMS)
     return text
 
 
 def model_name(text: str) -> ModelName:
-    """`NAME` or `NAME=UPSTREAM_NAME`."""
+    """Parse `NAME` or `NAME=UPSTREAM_NAME`."""
     name, equals, upstream = text.partition("=")
     if not name or (equals and not upstream) or any(c.isspace() for c in text):
         raise ValueError("give NAME or NAME=UPSTREAM_NAME, without spaces")
@@ -152,15 +152,15 @@ def model_name(text: str) -> ModelName:
 
 
 def image_token(text: str) -> ImageToken:
-    """`NAME=ID`, of a base model as clients know it."""
+    """Parse `NAME=ID`: a base model as clients know it, and the id of its image token."""
     name, _, number = text.rpartition("=")
     if not name or any(c.isspace() for c in name) or not (number.isascii() and number.isdecimal() and len(number) < 10):
-        raise ValueError("give NAME=ID, a model's name and the number of a token")
+        raise ValueError("give NAME=ID, the name of a model and the id of a token")
     return ImageToken(name, int(number))
 
 
 def redacted(url: str) -> str:
-    """The URL with its password, if any, replaced by `***`, also one given as a query parameter."""
+    """Return the URL with its password replaced by `***`, in the user part and in query parameters."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -169,7 +169,7 @@ def redacted(url: str) -> str:
     userinfo, at, host = parts.netloc.rpartition("@")
     if at and ":" in userinfo:
         userinfo = userinfo.partition(":")[0] + ":***"
-    # Not `urlunsplit`: it drops the slashes of unix:///path.
+    # `urlunsplit` would drop the slashes of unix:///path.
     return f"{parts.scheme}://{userinfo}{at}{host}{parts.path}" + (f"?{query}" if query else "")
 
 
@@ -181,7 +181,7 @@ def _redacted_parameter(item: str) -> str:
 def _split(text: str, allowed: str) -> SplitResult:
     try:
         parts = urlsplit(text)
-        _ = parts.port  # checked lazily by the standard library
+        _ = parts.port  # the standard library checks the port only when it is read
     except ValueError:
         raise ValueError(allowed) from None
     if any(character.isspace() for character in text):

@@ -21,7 +21,7 @@ from gateway.admin.report import undelivered
 from gateway.admin.timings import TimingLedger
 from gateway.admin.view import SlotView, SpareView, View
 from gateway.machine.kernel import Usage, usage
-from gateway.settings.reread import for_running_gateway, need_a_restart, roll_deadline_s
+from gateway.settings.resolve import for_running_gateway, need_a_restart, roll_deadline_s
 from gateway.settings.urls import redacted
 from gateway.supervision import fleet as fleets
 from gateway.supervision import fleet_model

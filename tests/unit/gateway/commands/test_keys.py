@@ -90,7 +90,7 @@ def test_the_last_key_is_revoked_like_any_other(keys: Keys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("add", "alice"), "there is a key named 'alice' already"),
+        (("add", "alice"), "there is already a key named 'alice'"),
         (("add", "bob", "--max-sessions", "none"), "bob: max-sessions: 'none' is not allowed; give a whole number"),
         (("add", 'b"'), "use printable text"),
         (("revoke", "bob"), "there is no key named 'bob'; there are alice"),

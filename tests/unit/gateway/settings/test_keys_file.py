@@ -79,7 +79,7 @@ def test_entries_come_and_go_one_at_a_time() -> None:
     [
         (entry(), "bob", "x: there is no key named 'bob'; there are alice"),
         ("", "bob", "x: there is no key named 'bob'; there are none"),
-        (f'keys = [{{name = "bob", sha256 = "{DIGEST}"}}]', "bob", "take the entry of 'bob' out by hand"),
+        (f'keys = [{{name = "bob", sha256 = "{DIGEST}"}}]', "bob", "remove the entry of 'bob' by hand"),
     ],
 )
 def test_what_cannot_be_taken_out(text: str, name: str, reason: str) -> None:
@@ -88,7 +88,7 @@ def test_what_cannot_be_taken_out(text: str, name: str, reason: str) -> None:
 
 
 def test_a_name_is_added_once() -> None:
-    with pytest.raises(ConfigError, match="there is a key named 'alice' already; revoke it first"):
+    with pytest.raises(ConfigError, match="there is already a key named 'alice'; revoke it first"):
         with_entry(entry(), new_entry("alice", "tml-k", NO_LIMITS), "x")
 
 

@@ -54,7 +54,7 @@ def test_an_empty_variable_is_not_set() -> None:
 def test_a_mistyped_variable_is_told_with_the_name_that_was_meant() -> None:
     environ = {"GATEWAY_PORT": "1", "GATEWAY_CONFIG": "g", "GATEWAY_UPSTREAMS": "x", "GATEWAY_ZZZ": "", "PATH": "p"}
     upstreams, strange = unknown_variables(environ)
-    assert upstreams == "GATEWAY_UPSTREAMS is set, which is no variable of the gateway; did you mean GATEWAY_UPSTREAM?"
+    assert upstreams == "GATEWAY_UPSTREAMS is set, but the gateway has no such variable; did you mean GATEWAY_UPSTREAM?"
     assert "GATEWAY_ZZZ is set" in strange and "--help" in strange
 
 

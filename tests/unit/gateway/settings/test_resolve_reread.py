@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.settings import reread
-from gateway.settings.reread import for_running_gateway, need_a_restart, roll_deadline_s
+from gateway.settings.resolve import FIXED_AT_START, for_running_gateway, need_a_restart, roll_deadline_s
 from gateway.settings.table import FLAGS
 from shared.config import Settings
 
@@ -26,6 +25,6 @@ def test_what_is_passed_over_is_named() -> None:
     assert need_a_restart(changed, running) == ["--port", "--redis-memory", "--admin-key-file"]
 
 
-@pytest.mark.parametrize("name", reread._FIXED_AT_START.values())
+@pytest.mark.parametrize("name", FIXED_AT_START.values())
 def test_what_is_named_is_a_flag(name: str) -> None:
     assert name in {flag.name for flag in FLAGS}
