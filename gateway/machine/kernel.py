@@ -1,4 +1,4 @@
-"""What the kernel says and allows: file descriptors, memory, ports, addresses, and what a process costs."""
+"""What the kernel reports and allows: file descriptors, memory, ports, addresses, and what a process uses."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from shared.core.ports import DEFAULT_RANGE
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
-# A worker serves with these only: what uvicorn falls back to costs two to four times the CPU and has other limits.
+# Workers need these. What uvicorn falls back to costs two to four times the CPU and has other limits.
 _NEEDED: Final = ("uvloop", "httptools")
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has used so far: user and system time, and its resident memory."""
+    """What a process uses: user and system time so far, and resident memory."""
 
     cpu_seconds: float = 0.0
     rss_bytes: int = 0
 
 
 def usage(pid: int) -> Usage:
-    """Zeros for a process that is gone."""
+    """Return what a process uses, or zeros if it is gone."""
     try:
-        # The command name, in parentheses, may hold anything: fields are counted from its end.
+        # The command name in parentheses may hold anything, so count the fields after it.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return Usage()
@@ -40,7 +40,7 @@ def usage(pid: int) -> Usage:
 
 
 def raise_fd_limit() -> int:
-    """Raise the soft limit of open files to the hard one; returns it. Workers inherit it."""
+    """Raise the soft limit of open files to the hard one, and return it. Workers inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -48,7 +48,7 @@ def raise_fd_limit() -> int:
 
 
 def memory_bytes() -> int:
-    """What this process may use: the machine's memory, or the control group's limit when that is lower."""
+    """Return the memory that may be used: the machine's, or the control group's limit if that is lower."""
     total = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -59,7 +59,7 @@ def memory_bytes() -> int:
 
 
 def ephemeral_ports() -> tuple[int, int]:
-    """First and last port that the kernel gives to outgoing connections."""
+    """Return the first and the last port that the kernel gives to outgoing connections."""
     try:
         low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
         return int(low), int(high)
@@ -68,7 +68,7 @@ def ephemeral_ports() -> tuple[int, int]:
 
 
 def reserved_ports() -> list[range]:
-    """Ports that the kernel gives to no outgoing connection although they are in its range."""
+    """Return the ports of that range that the kernel gives to no outgoing connection."""
     try:
         return parse_ports(Path("/proc/sys/net/ipv4/ip_local_reserved_ports").read_text().strip())
     except OSError:
@@ -76,13 +76,13 @@ def reserved_ports() -> list[range]:
 
 
 def parse_ports(text: str) -> list[range]:
-    """A list of the kernel's, `6379,8000-8001`."""
+    """Parse a list of ports as the kernel writes it: `6379,8000-8001`."""
     spans = [span.partition("-") for span in text.split(",") if span]
     return [range(int(first), int(last or first) + 1) for first, _, last in spans]
 
 
 def source_ip_refusal(address: str) -> str | None:
-    """Why a source IP cannot be bound; None when it can."""
+    """Explain why a source IP cannot be bound, or return None if it can."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -93,7 +93,7 @@ def source_ip_refusal(address: str) -> str | None:
 
 
 def check_source_ips(addresses: tuple[str, ...]) -> None:
-    """Raises `StartError` for the first that cannot be bound."""
+    """Raise `StartError` for the first address that cannot be bound."""
     for address in addresses:
         if (reason := source_ip_refusal(address)) is not None:
             raise StartError(f"--source-ips: {address} cannot be bound ({reason}); add it to a network interface first")
@@ -112,7 +112,7 @@ def _importable(name: str) -> bool:
 
 
 def check_libraries(*, tracing: bool = False) -> None:
-    """Raises `StartError`."""
+    """Raise `StartError` if a library that the workers need is missing."""
     if tracing and not _importable("workers.samples.tracing"):
         raise StartError(
             "--otel-endpoint: OpenTelemetry is not installed; in the gateway's checkout: pip install '.[otel]'"

@@ -1,4 +1,4 @@
-"""The run directory: private to this user and to one gateway. It holds the pid file and the embedded Redis' socket."""
+"""The run directory, private to one user and one gateway. It holds the pid file and the socket of the embedded Redis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.core.errors import StartError
 
 
 class RunDir:
-    """Taken by `open_run_dir`, given back by `close`. One that was made for this run is removed with all it holds."""
+    """A directory locked by `open_run_dir` until `close`, which removes it if it was made for this run."""
 
     def __init__(self, path: Path, lock_fd: int, *, temporary: bool) -> None:
         self.path = path
@@ -27,11 +27,12 @@ class RunDir:
 
 
 def open_run_dir(configured: str | None) -> RunDir:
-    """Make the directory, or take the one that was given. Raises `StartError`."""
+    """Lock the configured directory, or make a temporary one. Raises `StartError`."""
     try:
         path = Path(configured) if configured else _temporary_dir()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check(path)
+        if path.stat().st_uid != os.geteuid():
+            raise StartError(f"--run-dir: {path} belongs to another user; choose a directory of your own")
         path.chmod(0o700)
         return RunDir(path, _lock(path / "gateway.pid"), temporary=configured is None)
     except OSError as error:
@@ -44,13 +45,8 @@ def _temporary_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="gateway-", dir=parent))
 
 
-def _check(path: Path) -> None:
-    if path.stat().st_uid != os.geteuid():
-        raise StartError(f"--run-dir: {path} belongs to another user; choose a directory of your own")
-
-
 def _lock(pid_file: Path) -> int:
-    # The lock dies with its holder, so a pid file left by a killed gateway is nothing to clean up. Never inherited.
+    # The lock dies with its holder, so the pid file of a killed gateway needs no clean-up. Children never inherit it.
     lock_fd = os.open(pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""Where results are kept, as the supervisor sees it: its connection, the embedded server, and the reaping of the dead.
+"""Where results are kept, as the supervisor sees it: its own connection, the embedded server, and dead workers.
 
 The supervisor holds no samples. It needs the store to refuse a start that could not work, to show it in `/status`, and
-to orphan and announce what a dead worker had open at once, in place of a lease later.
+to orphan and announce the open samples of a dead worker at once instead of a lease later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shared.store.open import make_store
 from shared.store.recovery import publish_upstreams, reap
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from gateway.machine.embedded_redis import EmbeddedRedis
@@ -29,50 +29,53 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gateway.backing")
 
-# For /status and /readyz; Redis does not change faster than people look.
+# For /status and /readyz, which people read.
 _INFO_EVERY_S: Final = 2.0
-# C3: serving again within 5 s.
+# C3: the embedded server is back within 5 s.
 _ALIVE_EVERY_S: Final = 0.1
+# After a failed command the first pause before the next one.
 _FIRST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 2.0
-# By then the lease has lapsed and any worker of any host reaps in our place.
+# By then the lease has expired, and any worker of any host reaps instead.
 _GIVE_UP_LEASES: Final = 2
-# Redis' policies that drop keys although nobody asked for it: a result would vanish before its client has it.
+# Every other eviction policy may drop a result before its client has fetched it.
 _HARMLESS_POLICY: Final = "noeviction"
+# Of the machine's memory; the rest is for workers and system. Results usually need far less.
+_EMBEDDED_SHARE: Final = 4
 
 
 class Backing(Protocol):
-    """What the supervisor needs; tests have one without a server."""
+    """What the supervisor needs of the store; tests have one without a server."""
 
     info: StoreInfo | None  # None while the store does not answer
-    lag_ms: float  # how long it took to answer the last time
+    lag_ms: float  # time of the last answer
 
     @property
     def description(self) -> str:
-        """For people; without passwords."""
+        """Where results are kept, for people and without passwords."""
         ...
 
     async def open(self) -> str:
-        """Returns the URL for the workers. Raises `StartError`."""
+        """Connect, and return the URL for the workers. Raises `StartError`."""
         ...
 
     async def watch(self) -> None:
-        """Runs until cancelled: keeps `info` fresh and the embedded server alive."""
+        """Keep `info` current and the embedded server alive, until cancelled."""
         ...
 
     async def upstream_list(self, wanted: Sequence[str] | None) -> Sequence[str]:
-        """Publish `wanted`, unless it is None; the list that is published then. Raises `StoreError`."""
+        """Publish `wanted` unless it is None, and return the published list. Raises `StoreError`."""
         ...
 
     async def reap(self, owner: str) -> int:
-        """Orphan and announce all open samples of a dead worker instance; how many there were."""
+        """Orphan and announce all open samples of a dead worker instance, and return how many there were."""
         ...
 
     async def close(self) -> None: ...
 
 
 class NullListener:
-    """The supervisor waits for no sample and takes no message."""
+    """A store listener that does nothing: the supervisor waits for no sample and accepts no message."""
 
     def on_announcement(self, session_key: str, seq_ids: Sequence[int]) -> None:
         pass
@@ -85,7 +88,7 @@ class NullListener:
 
 
 def policy_refusal(info: StoreInfo) -> str | None:
-    """Why a server with this eviction policy cannot be used; None when it can."""
+    """Explain why a server with this eviction policy cannot be used, or return None if it can."""
     if info.policy in ("", _HARMLESS_POLICY):
         return None
     return (
@@ -95,13 +98,24 @@ def policy_refusal(info: StoreInfo) -> str | None:
 
 
 class RedisBacking:
-    """A server of the operator's (`--redis-url`), or an embedded one in the run directory."""
+    """The operator's Redis (`--redis-url`), or an embedded one in the run directory.
 
-    def __init__(self, settings: Settings, run_dir: Path, memory_bytes: int, owner: str) -> None:
+    `memory_bytes` limits the embedded one. Tests hand in another store and a shorter `retry_s`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        run_dir: Path,
+        memory_bytes: int,
+        make_store: Callable[[str, str], Store] = make_store,
+        retry_s: float = _FIRST_RETRY_S,
+    ) -> None:
         self._settings = settings
         self._run_dir = run_dir
         self._memory_bytes = memory_bytes
-        self._owner = owner
+        self._make_store = make_store
+        self._retry_s = retry_s
         self._clock = SystemClock()
         self._embedded: EmbeddedRedis | None = None
         self._store: Store | None = None
@@ -130,14 +144,14 @@ class RedisBacking:
         return await self._embedded.start()
 
     async def _connect(self, url: str) -> Store:
-        store = make_store(url, self._settings.key_prefix)
+        store = self._make_store(url, self._settings.key_prefix)
         try:
-            await store.open(NullListener(), self._owner)
+            await store.open(NullListener(), new_instance())
             self.info = await store.info()
         except StoreError as error:
             await store.close()
             text = str(error)
-            # A text that names the server already does so without its password, unlike `redacted`.
+            # Some errors name the server already, without user and password.
             named = text.startswith("Redis at ")
             raise StartError(text if named else f"Redis at {redacted(url)} cannot be used: {text}") from None
         if (refusal := policy_refusal(self.info)) is not None:
@@ -160,24 +174,19 @@ class RedisBacking:
                 self.lag_ms = (self._clock.monotonic_s() - asked_s) * 1000
             except StoreError:
                 self.info = None
-            await asyncio.sleep(_INFO_EVERY_S if self.info is not None else _FIRST_RETRY_S)
+            await asyncio.sleep(_INFO_EVERY_S if self.info is not None else self._retry_s)
 
     async def _keep_alive(self, embedded: EmbeddedRedis) -> None:
         while True:
-            if not embedded.running:
-                log.error("the embedded Redis died; an empty one is started, the workers refill it")
-                await self._revive(embedded)
             await asyncio.sleep(_ALIVE_EVERY_S)
-
-    async def _revive(self, embedded: EmbeddedRedis) -> None:
-        while True:
+            if embedded.running:
+                continue
+            log.error("the embedded Redis died; starting an empty one, which the workers refill")
             try:
                 await embedded.start()
             except StartError as error:
                 log.error("the embedded Redis does not start", extra={"reason": str(error)})
                 await asyncio.sleep(_LONGEST_RETRY_S)
-            else:
-                return
 
     async def upstream_list(self, wanted: Sequence[str] | None) -> Sequence[str]:
         assert self._store is not None
@@ -188,7 +197,7 @@ class RedisBacking:
 
     async def reap(self, owner: str) -> int:
         deadline_s = self._clock.monotonic_s() + _GIVE_UP_LEASES * self._settings.lease_s
-        retry_s = _FIRST_RETRY_S
+        retry_s = self._retry_s
         assert self._store is not None
         while True:
             try:
@@ -206,10 +215,6 @@ class RedisBacking:
             await self._embedded.stop()
 
 
-# The rest is for the workers and the machine; results are usually far smaller than this.
-_EMBEDDED_SHARE: Final = 4
-
-
 def redis_backing(settings: Settings, run_dir: Path) -> RedisBacking:
     memory = settings.redis_memory_bytes or memory_bytes() // _EMBEDDED_SHARE
-    return RedisBacking(settings, run_dir, memory, new_instance())
+    return RedisBacking(settings, run_dir, memory)

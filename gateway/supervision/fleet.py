@@ -1,26 +1,27 @@
-"""What the supervisor does about its workers, decided without doing it: (event, now) -> actions.
+"""Decide what the supervisor does about its workers, without doing it: (event, now) -> actions.
 
-A slot is a numbered, lasting place: a listening socket and a source IP. In it works one process at a time (`current`);
-while a roll replaces it there is also a `successor` that is not ready yet, and there may be `retiring` ones that end
-what they run. Processes are told apart by a serial number, since a slot's old process may outlive its replacement.
+A slot is a numbered, lasting place: a listening socket and a source IP. One process at a time works in it (`current`).
+While a roll replaces that process there is also a `successor`, which is not ready yet, and there may be `retiring`
+processes, which finish what they run. Each process has a serial number, since a slot's old process may outlive its
+replacement.
 
     spawn -> STARTING -- ready --> READY -- drain --> DRAINING -- exit --> gone
                  |                   |
-                 |                   +-- exit, or silent for HUNG_AFTER_S --> spawned again, with back-off
+                 |                   +-- exit, or silent for hung_after_s --> spawned again, with back-off
                  +-- exit before it was ever ready, START_ATTEMPTS times, while no worker is up --> the fleet halts
 
-Beside the slots there may be a spare: a process that has imported everything and waits for a slot. What a slot would
-spawn it takes from there when it can, and is spared the imports.
+Beside the slots there may be a spare: a process that has imported everything and waits for a slot. A slot that needs a
+process takes the spare if it can, which saves the time of the imports.
 
     spawn -> IMPORTING -- warm --> WARM -- a slot needs a process --> STARTING, in that slot
                  |                   |
                  +-------------------+-- exit, or silent --> spawned again, with back-off of its own
 
-It is spawned while every slot has what it needs, so that its imports compete with no start and no recovery. Its death
-is nobody's but its own: it counts for no slot, gives no roll up, and halts nothing.
+The spare is spawned only while every slot has what it needs, so that its imports compete with no start and no
+recovery. Its death affects no slot: it counts as no restart, ends no roll and halts nothing.
 
-Every event answers with the list of actions that the supervisor must carry out, in that order. `tick` must be called at
-least once a second: it is what notices silence and deadlines.
+Every event returns the actions that the supervisor must carry out, in that order. Call `tick` at least once a second:
+it notices silent workers and deadlines.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from gateway.supervision.fleet_model import (
     Halt,
     Kill,
     Note,
+    Pace,
     Phase,
     Process,
     Promote,
@@ -46,33 +48,27 @@ from gateway.supervision.fleet_model import (
 if TYPE_CHECKING:
     from gateway.supervision.fleet_model import Action
 
-# The first restart is immediate: a crash is usually one request's fault, and B11 wants the slot back within 2 s.
+# The first restart is immediate: most crashes are the fault of one request, and B11 wants the slot back within 2 s.
 _FIRST_DELAY_S: Final = 0.5
 _LONGEST_DELAY_S: Final = 30.0
-# A process that lived this long did not die of its start: the next death counts as a first one again.
+# A process that lived this long did not die because of its start: its death counts as the first one in a row.
 _HEALTHY_AFTER_S: Final = 60.0
-# A worker reports every second. Eight missed reports are far more than garbage collection or a busy machine explain,
-# and far less than the lease (30 s) after which other hosts would give its samples up.
-HUNG_AFTER_S: Final = 8.0
-# SIGABRT comes first, for the stack that faulthandler prints; a process stopped in the kernel needs SIGKILL.
+# A hung worker gets SIGABRT first, so that faulthandler prints its stack. One stopped in the kernel needs SIGKILL.
 ABORT_GRACE_S: Final = 1.0
-# Importing takes below a second; a machine that starts many workers at once on a cold disk takes longer.
+# Imports take less than a second, and longer where many workers start at once from a cold disk.
 START_TIMEOUT_S: Final = 60.0
-# A spare imports at low priority: on a machine that is busy throughout it may have a hundredth of a core.
+# A spare imports at low priority. On a machine that is always busy it may get a hundredth of a core.
 IMPORT_TIMEOUT_S: Final = 300.0
-# About 3.5 s of back-off: enough for a cause that passes by itself, short enough for whoever waits for the prompt.
+# About 3.5 s of back-off: enough for a cause that passes by itself, and short for an operator who waits.
 START_ATTEMPTS: Final = 5
-# At its own deadline a worker orphans and announces what is left, hands over the last replies and closes its
-# connections, for each of which it allows itself 5 s.
-DRAIN_GRACE_S: Final = 20.0
-# A supervisor that was itself stopped or starved cannot call its workers silent.
+# If the supervisor itself was stopped or starved for this long, it cannot call its workers silent.
 _OWN_STALL_S: Final = 2.0
 
 _HOLDING_NOTHING: Final = frozenset({Phase.STARTING, Phase.IMPORTING, Phase.WARM})
 
 
 def restart_delay_s(deaths: int) -> float:
-    """0, 0.5, 1, 2 ... 30 s, for the first, second ... death in a row."""
+    """Return the delay before the next restart: 0, 0.5, 1, 2 ... 30 s after the first, second ... death in a row."""
     if deaths <= 1:
         return 0.0
     return min(_FIRST_DELAY_S * float(2 ** min(deaths - 2, 16)), _LONGEST_DELAY_S)
@@ -84,9 +80,15 @@ def _kill(process: Process) -> Kill:
 
 
 class Fleet:
-    """`roll_deadline_s`: how long a process that a roll replaced may go on with what it runs."""
+    """All slots and processes, and the decisions about them.
 
-    def __init__(self, slots: int, *, drain_timeout_s: float, roll_deadline_s: float, warm_spare: bool) -> None:
+    `roll_deadline_s` is how long a process that a roll replaced may finish what it runs.
+    """
+
+    def __init__(
+        self, slots: int, pace: Pace, *, drain_timeout_s: float, roll_deadline_s: float, warm_spare: bool
+    ) -> None:
+        self._pace = pace
         self.slots = [Slot(number) for number in range(slots)]
         self.drain_timeout_s = drain_timeout_s
         self.roll_deadline_s = roll_deadline_s
@@ -108,7 +110,7 @@ class Fleet:
         return [self._fill(slot, now) for slot in self.slots]
 
     def warm(self, serial: int, now: float) -> list[Action]:
-        """The spare has imported everything; it says so again every second."""
+        """Note that the spare has imported everything. It reports this every second."""
         if (process := self._by_serial.get(serial)) and process.phase is Phase.IMPORTING:
             process.phase, process.ready_at = Phase.WARM, now
         return self.heard(serial, now)
@@ -130,7 +132,7 @@ class Fleet:
         return []
 
     def failed(self, serial: int, message: str, now: float) -> list[Action]:
-        """The worker says that it cannot start, and could not the next time."""
+        """Halt before the first start, or log later, that a worker cannot start and would fail again."""
         process = self._by_serial.get(serial)
         if process is None:
             return []
@@ -154,7 +156,7 @@ class Fleet:
         return actions + self._steer() + self._roll_next(now) + self._halt_when_empty()
 
     def tick(self, now: float) -> list[Action]:
-        """Deadlines, silence, and restarts that are due."""
+        """Act on deadlines, silent processes and restarts that are due."""
         self._forgive_own_stall(now)
         due = [slot for slot in self.slots if slot.spawn_at is not None and slot.spawn_at <= now]
         actions = [self._fill(slot, now) for slot in due]
@@ -163,18 +165,18 @@ class Fleet:
         return actions + self._tend_spare(now) + self._halt_when_empty()
 
     def terminate(self, now: float) -> list[Action]:
-        """Drain all; the second time, stop at once."""
+        """Drain all workers. The second time, stop at once."""
         if self._halting is None:
             return self._halt(Halt(0), now)
         return self._kill_all()
 
     def roll(self, now: float) -> list[Action]:
-        """Replace every worker, one slot at a time; asking again begins anew."""
+        """Replace every worker, one slot at a time. Another call starts over."""
         self._to_roll = [slot.number for slot in self.slots]
         return self._roll_next(now)
 
     def restart(self, number: int, now: float) -> list[Action]:
-        """Replace one slot's worker, as a roll would."""
+        """Replace the worker of one slot, as a roll does."""
         if number not in self._to_roll:
             self._to_roll.append(number)
         return self._roll_next(now)
@@ -187,7 +189,7 @@ class Fleet:
         return action
 
     def _process_for(self, slot: Slot, now: float) -> tuple[Process, Action]:
-        """The spare if it is warm, or else a new process."""
+        """Return the spare if it is warm, otherwise a new process, and the action that gives it the slot."""
         spare = self.spare
         if spare is None or spare.phase is not Phase.WARM:
             process = self._new_process(slot.number, now, Phase.STARTING)
@@ -208,14 +210,14 @@ class Fleet:
         if old is None:
             return []
         slot.retiring[old.serial] = old
-        old.phase, old.kill_at = Phase.DRAINING, now + self.roll_deadline_s + DRAIN_GRACE_S
+        old.phase, old.kill_at = Phase.DRAINING, now + self.roll_deadline_s + self._pace.drain_grace_s
         return [SendDrain(old.serial, self.roll_deadline_s, replaced=True)]
 
     def _lost(self, slot: Slot, process: Process, now: float) -> list[Action]:
         slot.current = None
         if self._halting is not None:
             return []
-        if slot.successor is not None:  # a roll was under way: its process takes the place
+        if slot.successor is not None:  # a roll was under way: the new process takes over
             slot.current, slot.successor = slot.successor, None
             return []
         if process.unproven:
@@ -232,7 +234,7 @@ class Fleet:
         if delay_s == 0:
             return [self._fill(slot, now)]
         slot.spawn_at = now + delay_s
-        return [Note("a worker keeps dying; it is restarted later", slot.number, f"in {delay_s:g} s")]
+        return [Note("a worker keeps dying; it restarts later", slot.number, f"in {delay_s:g} s")]
 
     def _roll_failed(self, slot: Slot, process: Process, now: float) -> list[Action]:
         slot.successor = None
@@ -242,7 +244,7 @@ class Fleet:
             slot.successor, action = self._process_for(slot, now)
             return [action]
         self._to_roll.clear()
-        return [Note("a new worker died before it was ready: the roll is given up, the old ones go on", slot.number)]
+        return [Note("a new worker died before it was ready; the roll stops and the old workers go on", slot.number)]
 
     def _roll_next(self, now: float) -> list[Action]:
         if self._halting is not None or any(slot.successor for slot in self.slots):
@@ -250,7 +252,7 @@ class Fleet:
         while self._to_roll:
             slot = self.slots[self._to_roll[0]]
             if slot.current is not None and slot.current.phase is Phase.STARTING:
-                return []  # it was spawned with the older settings, perhaps: its turn comes once it is ready
+                return []  # perhaps spawned with the older settings: replace it once it is ready
             self._to_roll.pop(0)
             if slot.serves:
                 slot.successor, action = self._process_for(slot, now)
@@ -271,20 +273,15 @@ class Fleet:
         return [Announce()]
 
     def _overdue(self, process: Process, now: float) -> list[Action]:
-        if process.kill_at is not None:
-            if now < process.kill_at:
-                return [] if process.phase is Phase.KILLED else self._hung(process, now)
+        if process.kill_at is not None and now >= process.kill_at:
             return [_kill(process)]
-        return [] if process.phase is Phase.KILLED else self._hung(process, now)
-
-    def _hung(self, process: Process, now: float) -> list[Action]:
         limits_s = {Phase.STARTING: START_TIMEOUT_S, Phase.IMPORTING: IMPORT_TIMEOUT_S}
-        limit_s = limits_s.get(process.phase, HUNG_AFTER_S)
+        limit_s = limits_s.get(process.phase, self._pace.hung_after_s)
         silent_s = now - process.heard_at
-        if silent_s < limit_s:
+        if process.phase is Phase.KILLED or silent_s < limit_s:
             return []
         process.phase, process.kill_at = Phase.KILLED, now + ABORT_GRACE_S
-        note = Note("a worker is hung and is killed", process.slot, f"silent for {silent_s:.1f} s")
+        note = Note("a worker hangs and is killed", process.slot, f"silent for {silent_s:.1f} s")
         return [note, *self._steer(), Abort(process.serial)]
 
     def _forgive_own_stall(self, now: float) -> None:
@@ -329,13 +326,13 @@ class Fleet:
             if process.phase in _HOLDING_NOTHING:
                 actions.append(_kill(process))
             elif process.phase is not Phase.KILLED:
-                process.phase, process.kill_at = Phase.DRAINING, now + self.drain_timeout_s + DRAIN_GRACE_S
+                process.phase, process.kill_at = Phase.DRAINING, now + self.drain_timeout_s + self._pace.drain_grace_s
                 actions.append(SendDrain(process.serial, self.drain_timeout_s))
         return actions
 
     def _processes(self) -> list[Process]:
-        of_slots = [process for slot in self.slots for process in slot.processes()]
-        return of_slots if self.spare is None else [*of_slots, self.spare]
+        in_slots = [process for slot in self.slots for process in slot.processes()]
+        return in_slots if self.spare is None else [*in_slots, self.spare]
 
     def _kill_all(self) -> list[Action]:
         return [_kill(process) for process in self._by_serial.values()]
@@ -346,7 +343,3 @@ class Fleet:
     @property
     def halting(self) -> bool:
         return self._halting is not None
-
-    @property
-    def announced(self) -> bool:
-        return self._announced

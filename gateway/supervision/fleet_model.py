@@ -1,12 +1,27 @@
-"""What `fleet.py` remembers: slots, and the processes in and beside them.
-
-What `fleet.py` tells the supervisor to do.
-"""
+"""The values of `fleet.py`: slots, their processes, and the actions that the supervisor carries out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How patient the supervisor is, in seconds; tests hand in shorter times.
+
+    `hung_after_s`: a worker reports every second. Eight missed reports are far more than garbage collection or a busy
+    machine explain, and far less than the lease (30 s) after which other hosts would give its samples up.
+    `drain_grace_s`: at its own deadline a worker orphans and announces what is left, sends the last replies and closes
+    its connections, and allows itself 5 s for each of these.
+    """
+
+    hung_after_s: float = 8.0
+    drain_grace_s: float = 20.0
+
+
+USUAL_PACE: Final = Pace()
 
 
 class Phase(Enum):
@@ -20,7 +35,10 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Process:
-    """`slot`: None for the spare. `promoted`: it was the spare. `ready_at`: since when it serves, or is warm."""
+    """One worker process.
+
+    `slot` is None for the spare, `promoted` is true for a former spare, `ready_at` is when it became ready, or warm.
+    """
 
     serial: int
     slot: int | None
@@ -35,7 +53,7 @@ class Process:
 
     @property
     def unproven(self) -> bool:
-        """It was dead, or as good as, when it was given the slot: the slot has not had its try yet."""
+        """True if it was the spare and never became ready: it may have been dead already when it got the slot."""
         return self.promoted and self.ready_at is None
 
 
@@ -47,11 +65,11 @@ class Slot:
     retiring: dict[int, Process] = field(default_factory=dict)
     spawn_at: float | None = None
     deaths: int = 0  # in a row
-    restarts: int = 0  # in all, rolls included
+    restarts: int = 0  # total, including rolls
 
     @property
     def state(self) -> str:
-        """One word for `/status`."""
+        """The state as `/status` shows it."""
         if self.current is not None:
             return self.current.phase.value
         return "backing off" if self.spawn_at is not None else "draining" if self.retiring else "stopped"
@@ -93,7 +111,7 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class SendDrain:
-    """`replaced`: another process serves the slot by now."""
+    """Ask the worker to drain. `replaced`: another process serves the slot already."""
 
     serial: int
     deadline_s: float
@@ -102,33 +120,33 @@ class SendDrain:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """SIGABRT: the worker is hung, and its stack is wanted."""
+    """Send SIGABRT to a worker that hangs, so that it prints its stack."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL."""
+    """Send SIGKILL."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class Steer:
-    """New connections go to these slots."""
+    """Send new connections to these slots."""
 
     slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Every slot has a ready worker for the first time."""
+    """Report that every slot has a ready worker, for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """No process is left. `code` is the supervisor's exit code, `reason` why when it is not 0."""
+    """End the supervisor: no process is left. `reason` explains an exit `code` that is not 0."""
 
     code: int
     reason: str = ""
@@ -136,7 +154,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something for the log. `slot`: None for the spare."""
+    """Log a message. `slot` is None for the spare."""
 
     message: str
     slot: int | None

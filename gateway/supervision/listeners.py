@@ -1,9 +1,9 @@
-"""The public listening sockets: one per slot, made before any worker, kept open until the last worker has ended.
+"""The public listening sockets: one per slot, opened before any worker, kept open until the last worker has ended.
 
-All of them are bound to the same address with SO_REUSEPORT, so that the kernel spreads connections over the slots. The
-supervisor never accepts; it only keeps them open, so that what the kernel queued for a slot survives the slot's worker:
-a `kill -9` then resets no connection that was not yet accepted. The price is that the queue of a dead slot waits for
-its next worker. That is what `steer` is for: a short classic BPF program picks a random slot among those that live. It
+All are bound to the same address with SO_REUSEPORT, so the kernel spreads connections over the slots. The supervisor
+never accepts. It keeps the sockets open so that connections queued for a slot survive the slot's worker: a `kill -9`
+resets no connection that was not accepted yet. The price is that the queue of a dead slot waits for its next worker,
+so `steer` keeps new connections away from it: a short classic BPF program picks a random slot with a live worker. This
 needs no privileges.
 """
 
@@ -32,12 +32,12 @@ _BPF_MODULO: Final = 0x94  # A %= k
 _BPF_JUMP_IF_EQUAL: Final = 0x15  # if A == k
 _BPF_RETURN: Final = 0x06  # return k
 _BPF_RETURN_A: Final = 0x16
-# The kernel's limit for a program, BPF_MAXINSNS, less the instructions around the table.
+# The kernel's limit for a program (BPF_MAXINSNS) minus the instructions around the table, two per slot.
 _MAX_TABLE: Final = (4096 - 4) // 2
 
 
 class Listeners:
-    """`sockets[slot]` is the slot's socket. The order of listening is the index that steering uses."""
+    """The open sockets; `sockets[slot]` belongs to the slot. Steering counts them in the order of their `listen`."""
 
     def __init__(self, sockets: Sequence[socket.socket], host: str) -> None:
         self.sockets = list(sockets)
@@ -50,9 +50,9 @@ class Listeners:
         return f"{url_host(self.host)}:{self.port}"
 
     def steer(self, alive: Sequence[int]) -> None:
-        """Send new connections to these slots only; with none of them, to all, where they queue.
+        """Send new connections only to these slots, or to all slots if none is alive; they queue there.
 
-        Best effort: where the kernel has no such option the spread stays the kernel's own, which is logged once.
+        Where the kernel cannot steer, this is logged once and the kernel keeps spreading connections over all slots.
         """
         slots = sorted(alive) or list(range(len(self.sockets)))
         if not self._steerable or len(self.sockets) == 1 or len(slots) > _MAX_TABLE:
@@ -69,7 +69,10 @@ class Listeners:
 
 
 def steering_program(alive: Sequence[int], slots: int) -> list[tuple[int, int, int, int]]:
-    """Classic BPF instructions (code, jump if true, jump if false, k) that return a random member of `alive`."""
+    """Return a BPF program that picks a random member of `alive`.
+
+    An instruction of classic BPF is (code, jump if true, jump if false, k).
+    """
     program = [_BPF_LOAD_RANDOM, (_BPF_MODULO, 0, 0, len(alive))]
     if list(alive) == list(range(slots)):
         return [*program, (_BPF_RETURN_A, 0, 0, 0)]
@@ -86,7 +89,7 @@ def _attach(listener: socket.socket, program: list[tuple[int, int, int, int]]) -
 
 
 def open_listeners(host: str, port: int, slots: int, backlog: int) -> Listeners:
-    """Bind and listen once per slot. Port 0: the first bind decides. Raises `StartError` naming the address."""
+    """Bind and listen once per slot; with port 0 the first bind picks the port. Raises `StartError`."""
     family, address = resolve_host(host, port, "--host")
     sockets: list[socket.socket] = []
     try:
@@ -103,7 +106,7 @@ def open_listeners(host: str, port: int, slots: int, backlog: int) -> Listeners:
 
 
 def open_single(host: str, port: int, flags: str = "--admin-") -> socket.socket:
-    """The admin address: one listening socket of the usual kind. Raises `StartError`, naming the flag to change."""
+    """Open one ordinary listening socket, for the admin address. Raises `StartError` with the flag to change."""
     family, address = resolve_host(host, port, f"{flags}host")
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -117,19 +120,19 @@ def open_single(host: str, port: int, flags: str = "--admin-") -> socket.socket:
 
 
 def resolve_host(host: str, port: int, flag: str) -> tuple[socket.AddressFamily, tuple[str | int, ...]]:
-    """Raises `StartError` when the name stands for no address."""
+    """Return the family and the address to bind. Raises `StartError` if the name does not resolve."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
         raise StartError(f"{flag}: {host!r} is neither an address of this machine nor a name that resolves") from None
-    # `localhost` is both; IPv4 is there also where a container has no IPv6.
+    # `localhost` is both families. IPv4 also works in containers without IPv6.
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return family, cast("tuple[str | int, ...]", address)
 
 
 def _refuse_taken_port(family: socket.AddressFamily, address: tuple[str | int, ...]) -> None:
-    # SO_REUSEPORT would join the listeners of any other process of this user, and share its connections. Without it
-    # the same bind fails while anybody listens; SO_REUSEADDR lets it pass over connections in TIME_WAIT.
+    # With SO_REUSEPORT we would join any other listener of this user and share its connections. Without it the bind
+    # fails while anybody listens. SO_REUSEADDR ignores connections in TIME_WAIT.
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
@@ -150,10 +153,10 @@ def _listen(family: socket.AddressFamily, address: tuple[str | int, ...], backlo
 
 
 def bind_refusal(host: str, port: int, error: OSError, flag: str) -> str:
-    """The sentence for a bind that failed."""
+    """Explain why a bind failed, and what to change."""
     where = f"{url_host(host)}:{port}"
     if error.errno == errno.EADDRINUSE:
-        return f"{where} is taken by another process; stop it, or choose another {flag}"
+        return f"{where} is used by another process; stop it, or choose another {flag}"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{host} is not an address of this machine; choose another {flag.replace('port', 'host')}"
     if error.errno == errno.EACCES:
@@ -162,7 +165,7 @@ def bind_refusal(host: str, port: int, error: OSError, flag: str) -> str:
 
 
 def somaxconn() -> int | None:
-    """The kernel's limit for a listening queue; None where it does not say."""
+    """Return the kernel's limit for a listen queue, or None if the kernel does not report it."""
     try:
         return int(Path("/proc/sys/net/core/somaxconn").read_text())
     except (OSError, ValueError):
@@ -172,6 +175,6 @@ def somaxconn() -> int | None:
 def warn_short_queue(backlog: int, limit: int | None) -> None:
     if limit is not None and backlog > limit:
         log.warning(
-            "the kernel cuts --backlog; raise it with sysctl net.core.somaxconn",
+            "the kernel lowers --backlog; raise sysctl net.core.somaxconn",
             extra={"backlog": backlog, "somaxconn": limit},
         )

@@ -1,7 +1,7 @@
-"""The supervisor's loop: signals, exits and messages in, the fleet's decisions out.
+"""The supervisor's loop: signals, exits and messages go in, the fleet's decisions are carried out.
 
-Everything that happens becomes an entry in one queue; one loop asks `fleet.py` what to do about it and does it. Nothing
-is decided in a callback, so that no two decisions overlap.
+Everything that happens becomes an entry in one queue. One loop asks `fleet.py` what to do about each entry and does it.
+No callback decides anything, so no two decisions overlap.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gateway.settings.resolve import for_running_gateway, need_a_restart, roll_d
 from gateway.settings.urls import redacted
 from gateway.supervision import fleet as fleets
 from gateway.supervision import fleet_model
-from gateway.supervision.logprobs_watch import follow_upstreams
-from gateway.supervision.worker_process import WorkerProcess, spawn
+from gateway.supervision.logprobs_watch import follow_upstreams, watch_logprobs
+from gateway.supervision.worker_process import WorkerProcess, new_instance, spawn
 from shared.channel import Drain, Failed, Ready, Reload, Status, ToSupervisor, Warm
 from shared.config import WorkerConfig
 from shared.core.errors import ConfigError
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gateway.supervisor")
 
-# Often enough for a silent worker and for a restart that is due; a tick costs microseconds.
+# Soon enough to notice a silent worker and a restart that is due; a tick costs microseconds.
 _TICK_S: Final = 0.2
-# Reaping ends at once when the store answers; when it does not, the lease does it for us.
+# Reaping takes no time while the store answers. Otherwise the leases run out and other workers reap.
 _LAST_REAP_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What the supervisor works with, opened by `serve.py` before it and closed after it."""
+class SupervisorParts:
+    """What the supervisor works with. `serve.py` opens it all before the supervisor starts and closes it afterwards."""
 
     listeners: Listeners
     admin_socket: socket.socket
@@ -63,21 +63,21 @@ class Means:
     worker_command: Sequence[str]
     worker_environ: Mapping[str, str]
     reread: Callable[[], Settings]
-    new_instance: Callable[[], str]
     on_ready: Callable[[], None]
-    watch_logprobs: Callable[[Settings, dict[str, bool | None]], Awaitable[None]]
+    pace: fleet_model.Pace
 
 
 class Supervisor:
-    """`await run()` returns the exit code."""
+    """The parent process of the workers; `run` returns its exit code."""
 
-    def __init__(self, settings: Settings, means: Means) -> None:
+    def __init__(self, settings: Settings, parts: SupervisorParts) -> None:
         self.settings = settings
         self.logprobs_scale: dict[str, bool | None] = dict.fromkeys(settings.upstreams)
-        self._means = means
+        self._parts = parts
         self._announced = asyncio.Event()
         self._fleet = fleets.Fleet(
             settings.workers,
+            parts.pace,
             drain_timeout_s=settings.drain_timeout_s,
             roll_deadline_s=roll_deadline_s(settings),
             warm_spare=settings.warm_spare,
@@ -98,7 +98,7 @@ class Supervisor:
             fleet_model.SendDrain: self._send_drain,
             fleet_model.Abort: lambda action: self._signal(action.serial, signal.SIGABRT),
             fleet_model.Kill: lambda action: self._signal(action.serial, signal.SIGKILL),
-            fleet_model.Steer: lambda action: self._means.listeners.steer(action.slots),
+            fleet_model.Steer: lambda action: self._parts.listeners.steer(action.slots),
             fleet_model.Announce: self._announce,
             fleet_model.Halt: self._stop,
             fleet_model.Note: _note,
@@ -107,16 +107,16 @@ class Supervisor:
     # -- the loop -----------------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Until the fleet halts. Every worker has ended by then, and the dead ones' samples are given up."""
+        """Run until the fleet halts, and return the exit code. By then every worker has ended and its samples too."""
         self._install_signals()
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(self._tick()),
-                group.create_task(_guarded(self._means.backing.watch())),
+                group.create_task(_guarded(self._parts.backing.watch())),
                 group.create_task(_guarded(self._watch_logprobs())),
             ]
-            serving = group.create_task(self._admin.run_on(self._means.admin_socket))
-            halt = await self._obey()
+            serving = group.create_task(self._admin.run_on(self._parts.admin_socket))
+            halt = await self._handle_events()
             await self._finish_reaping()
             self._admin.stop()
             await serving
@@ -125,7 +125,7 @@ class Supervisor:
         self._log_farewell(halt)
         return halt.code
 
-    async def _obey(self) -> fleet_model.Halt:
+    async def _handle_events(self) -> fleet_model.Halt:
         self._events.put_nowait(self._fleet.start)
         while self._halt is None:
             event = await self._events.get()
@@ -145,12 +145,13 @@ class Supervisor:
             due_s = loop.time() + _TICK_S
             await asyncio.sleep(_TICK_S)
             self._loop_lag_s = max(loop.time() - due_s, 0.0)
-            self._account()
+            for process in self._workers():
+                self._accumulator.update(process.serial, {"cpu_seconds": usage(process.pid).cpu_seconds})
             self._timings.tick(loop.time())
-            self._release_when_all_is_read()
+            self._release_when_all_is_fetched()
             self._events.put_nowait(self._fleet.tick)
 
-    # -- what happens -------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------
 
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -183,7 +184,7 @@ class Supervisor:
             extra = {"slot": process.config.slot, "pid": process.pid, "code": code}
             log.log(level, "a worker has ended", extra=extra)
         else:
-            # It holds nothing, and is killed whenever it is not needed.
+            # The spare holds no samples and is killed whenever it is not needed.
             log.log(level, "the spare has ended", extra={"pid": process.pid, "code": code})
         self._accumulator.forget(serial)
         self._keys.forget(serial)
@@ -198,27 +199,27 @@ class Supervisor:
         try:
             self._take_settings()
         except ConfigError as error:
-            log.error("the configuration is wrong now; nothing changes", extra={"reason": str(error)})
+            log.error("the configuration is invalid now; nothing changes", extra={"reason": str(error)})
             return []
         return self._fleet.roll(now)
 
     def _take_settings(self) -> None:
-        new = self._means.reread()
+        new = self._parts.reread()
         if changed := need_a_restart(new, self.settings):
-            log.warning("some of what changed in the configuration needs a restart", extra={"unchanged": changed})
+            log.warning("some changes of the configuration need a restart", extra={"unchanged": changed})
         self.settings = for_running_gateway(new, self.settings)
-        for process in self._workers():  # at once, since a roll takes as long as its longest sample
+        for process in self._workers():  # at once: a roll takes as long as its longest sample
             process.send(Reload(self.settings))
         self._fleet.drain_timeout_s = self.settings.drain_timeout_s
         self._fleet.roll_deadline_s = roll_deadline_s(self.settings)
         self._fleet.warm_spare = self.settings.warm_spare
 
-    # -- what is done about it ----------------------------------------------------------------------------------
+    # -- actions ------------------------------------------------------------------------------------------------
 
     async def _spawn(self, action: fleet_model.Spawn | fleet_model.SpawnSpare) -> None:
         slot = action.slot if isinstance(action, fleet_model.Spawn) else "spare"
         try:
-            process = await spawn(self._means.worker_command, self._means.worker_environ, action.serial, self)
+            process = await spawn(self._parts.worker_command, self._parts.worker_environ, action.serial, self)
         except OSError as error:
             log.error("a worker cannot be started", extra={"slot": slot, "reason": str(error)})
             self._events.put_nowait(partial(self._fleet.exited, action.serial))
@@ -231,41 +232,42 @@ class Supervisor:
             process.prepare()
 
     def _promote(self, action: fleet_model.Promote) -> None:
-        # One that has ended meanwhile is not given anything, and its end is on its way to the fleet.
+        # If the spare has ended meanwhile, the fleet is about to hear of it.
         if process := self._processes.get(action.serial):
             log.info("the spare becomes a worker", extra={"slot": action.slot, "pid": process.pid})
             self._give_slot(process, action.slot)
 
     def _give_slot(self, process: WorkerProcess, slot: int) -> None:
-        process.start(self._worker_config(slot), self._means.listeners.sockets[slot])
-
-    def _workers(self) -> list[WorkerProcess]:
-        """All but the spare."""
-        return [process for process in self._processes.values() if process.config is not None]
-
-    def _worker_config(self, slot: int) -> WorkerConfig:
         addresses = self.settings.source_ips
-        return WorkerConfig(
+        config = WorkerConfig(
             settings=self.settings,
             slot=slot,
-            instance=self._means.new_instance(),
+            instance=new_instance(),
             source_ip=addresses[slot % len(addresses)] if addresses else None,
-            redis_url=self._means.redis_url,
+            redis_url=self._parts.redis_url,
         )
+        process.start(config, self._parts.listeners.sockets[slot])
+
+    def _workers(self) -> list[WorkerProcess]:
+        """Return all processes except the spare."""
+        return [process for process in self._processes.values() if process.config is not None]
 
     def _send_drain(self, action: fleet_model.SendDrain) -> None:
         if process := self._processes.get(action.serial):
             process.send(Drain(action.deadline_s, action.replaced))
 
-    def _release_when_all_is_read(self) -> None:
-        """The embedded Redis ends with us: drained workers answer polls until the last result has been fetched."""
+    def _release_when_all_is_fetched(self) -> None:
+        """End the drained workers once all results have been fetched.
+
+        The embedded Redis ends with the supervisor, so drained workers go on answering polls until then.
+        """
         if self._released or not self._fleet.halting or self.settings.redis_url is not None:
             return
         statuses = [process.status for process in self._workers()]
         drained = all(
             status and status.draining and not (status.in_flight or status.passed_in_flight) for status in statuses
         )
-        if drained and unread_results(self._accumulator) == 0:
+        if drained and undelivered(self._accumulator.totals)["results"] == 0:
             self._released = True
             for process in self._workers():
                 process.send(Drain(0.0))
@@ -275,18 +277,18 @@ class Supervisor:
             process.kill(number)
 
     def _announce(self, action: fleet_model.Announce) -> None:
-        self._means.on_ready()
+        self._parts.on_ready()
         self._announced.set()
 
     async def _watch_logprobs(self) -> None:
         await self._announced.wait()
-        await self._means.watch_logprobs(self.settings, self.logprobs_scale)
+        await watch_logprobs(self.settings, self.logprobs_scale)
 
     def _stop(self, halt: fleet_model.Halt) -> None:
         self._halt = halt
 
     async def _reap(self, config: WorkerConfig) -> None:
-        count = await self._means.backing.reap(config.instance)
+        count = await self._parts.backing.reap(config.instance)
         self._accumulator.add("orphaned", count)
         if count:
             log.warning("samples of a dead worker are orphaned", extra={"slot": config.slot, "samples": count})
@@ -297,33 +299,30 @@ class Supervisor:
         for task in self._reaping:
             task.cancel()
 
-    # -- what operators see -------------------------------------------------------------------------------------
+    # -- the admin address --------------------------------------------------------------------------------------
 
     def view(self) -> View:
         slots = tuple(self._slot_view(slot) for slot in self._fleet.slots)
         names = [key.name for key in self.settings.api_keys or ()]
         return View(
-            url=self._means.public_url,
-            version=self._means.version,
+            url=self._parts.public_url,
+            version=self._parts.version,
             started_at_s=self._started_at_s,
             stopping=self._fleet.halting,
             slots=slots,
-            redis_url=redacted(self._means.redis_url),
+            redis_url=redacted(self._parts.redis_url),
             redis_embedded=self.settings.redis_url is None,
-            redis=self._means.backing.info,
+            redis=self._parts.backing.info,
             totals=dict(self._accumulator.totals),
             loop_lag_ms=self._loop_lag_s * 1000,
             logprobs_scale=dict(self.logprobs_scale),
             spare=self._spare_view(self._fleet.spare),
             flag_upstreams=self.settings.upstreams,
-            redis_lag_ms=self._means.backing.lag_ms,
+            redis_lag_ms=self._parts.backing.lag_ms,
             since_start=self._timings.since_start(),
             last_minute=self._timings.last_minute(),
             keys=self._keys.views(names, [slot.status for slot in slots if slot.status is not None]),
         )
-
-    async def upstream_list(self, wanted: Sequence[str] | None) -> Sequence[str]:
-        return await self._means.backing.upstream_list(wanted)
 
     def _spare_view(self, spare: Process | None) -> SpareView | None:
         process = self._processes.get(spare.serial) if spare is not None else None
@@ -346,6 +345,9 @@ class Supervisor:
             draining=len(slot.retiring),
         )
 
+    async def upstream_list(self, wanted: Sequence[str] | None) -> Sequence[str]:
+        return await self._parts.backing.upstream_list(wanted)
+
     def restart_slot(self, slot: int) -> bool:
         if not 0 <= slot < len(self._fleet.slots):
             return False
@@ -356,13 +358,9 @@ class Supervisor:
         self._take_settings()
         self._events.put_nowait(self._fleet.roll)
 
-    def _account(self) -> None:
-        for process in self._workers():
-            self._accumulator.update(process.serial, {"cpu_seconds": usage(process.pid).cpu_seconds})
-
     def _terminate(self, now: float) -> list[fleet_model.Action]:
         if self._fleet.halting:
-            log.warning("a second signal: the workers are killed")
+            log.warning("second signal; the workers are killed")
         else:
             log.info("draining; a second signal stops at once", extra={"at_most_s": self.settings.drain_timeout_s})
         return self._fleet.terminate(now)
@@ -378,23 +376,18 @@ class Supervisor:
         if halt.reason:
             log.error("the gateway stops", extra={"reason": halt.reason, "code": halt.code})
             return
-        unread = unread_results(self._accumulator)
+        unread = undelivered(self._accumulator.totals)["results"]
         if self.settings.redis_url is None and unread:
-            log.warning("results that nobody fetched end with the embedded Redis", extra={"results": unread})
+            log.warning("results that no client fetched are lost with the embedded Redis", extra={"results": unread})
         log.info("the gateway has stopped")
 
 
 async def _guarded(work: Awaitable[None]) -> None:
-    """A task that only informs must not end the gateway when it fails."""
+    """Log a failure of a task that only collects information; it must not end the gateway."""
     try:
         await work
     except Exception:
         log.exception("a background task failed; the gateway goes on without it")
-
-
-def unread_results(accumulator: Accumulator) -> int:
-    """Results and errors that were never handed over, as far as the workers have told."""
-    return undelivered(accumulator.totals)["results"]
 
 
 def _note(note: fleet_model.Note) -> None:

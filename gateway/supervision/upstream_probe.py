@@ -1,4 +1,4 @@
-"""Questions to an upstream that `gateway check` and the supervisor ask: its models, and whether its logprobs scale."""
+"""What `gateway check` and the supervisor ask an upstream: its models, and whether its logprobs use the temperature."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from shared.config import ModelName
 
 _TIMEOUT_S: Final = 20.0
-# Any ids that every vocabulary has.
+# Ids that every vocabulary has.
 _PROMPT: Final = (1, 2, 3)
-# With top logprobs the first answer is enough; without them two common tokens take some luck.
+# With top logprobs the first answer is enough. Without them, two answers must happen to share a token.
 _SEEDS: Final = (1, 2, 3, 4)
 _TOP: Final = 5
 
 
 class ProbeError(Exception):
-    """The upstream did not answer as vLLM does; the text says how."""
+    """The upstream did not answer as vLLM does; the text says in what way."""
 
 
 class NoAnswer(ProbeError):
@@ -36,7 +36,10 @@ class NoAnswer(ProbeError):
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """`max_model_len` is None where the upstream does not tell; `parent` names the base model of an adapter."""
+    """A model that an upstream lists.
+
+    `max_model_len` is None if the upstream does not report it; `parent` names the base model of an adapter.
+    """
 
     name: str
     max_model_len: int | None
@@ -44,13 +47,13 @@ class OfferedModel:
 
 
 def session(api_key: str | None) -> aiohttp.ClientSession:
-    """To be closed by the caller (`async with`)."""
+    """Return an HTTP session for the functions below; the caller closes it (`async with`)."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
 
 
 async def offered_models(http: aiohttp.ClientSession, upstream: str) -> list[OfferedModel]:
-    """`/v1/models`. Raises `ProbeError`."""
+    """Return the models of `/v1/models`. Raises `ProbeError`."""
     body = await _exchange(http, "GET", upstream + "/v1/models")
     try:
         return [OfferedModel(m["id"], m.get("max_model_len"), m.get("parent")) for m in body["data"]]
@@ -59,7 +62,7 @@ async def offered_models(http: aiohttp.ClientSession, upstream: str) -> list[Off
 
 
 def to_probe(offered: Sequence[OfferedModel], wanted: Sequence[ModelName]) -> list[str]:
-    """The models whose logprobs are looked at: those of `--model` that are there, else every base model."""
+    """Return the models to probe: those of `--model` that the upstream lists, or all its base models."""
     if wanted:
         names = {model.name for model in offered}
         return [model.upstream_name for model in wanted if model.upstream_name in names]
@@ -67,7 +70,10 @@ def to_probe(offered: Sequence[OfferedModel], wanted: Sequence[ModelName]) -> li
 
 
 async def probe_scaling(http: aiohttp.ClientSession, upstream: str, model: str) -> bool | None:
-    """Sample one token per seed and temperature until it is known; None when it stays unknown. Raises `ProbeError`."""
+    """Return whether sampled logprobs use the temperature, or None if that stays unknown. Raises `ProbeError`.
+
+    Samples one token per seed and temperature until the answer is known.
+    """
     at_one: dict[int, float] = {}
     at_half: dict[int, float] = {}
     for seed in _SEEDS:
@@ -95,7 +101,7 @@ async def _first_token(
 
 
 def first_logprobs(body: Mapping[str, Any]) -> dict[int, float]:
-    """Token ids and logprobs of the first sampled position of a completion. Raises `ProbeError`."""
+    """Return token ids and logprobs of the first sampled position of a completion. Raises `ProbeError`."""
     try:
         choice = body["choices"][0]
         logprobs = choice["logprobs"]
@@ -108,7 +114,7 @@ def first_logprobs(body: Mapping[str, Any]) -> dict[int, float]:
 
 
 async def generation_status(http: aiohttp.ClientSession, upstream: str) -> int:
-    """How it answers a generation that lacks all (`upstream_protocol.has_generate`). Raises `NoAnswer`."""
+    """Return the status for an empty generation, which `upstream_protocol.has_generate` reads. Raises `NoAnswer`."""
     headers = {"Content-Type": "application/json", "X-Request-Id": PROBE_REQUEST_ID}
     url = upstream + UpstreamProtocol.GENERATE.path
     with _no_answer():
@@ -117,7 +123,7 @@ async def generation_status(http: aiohttp.ClientSession, upstream: str) -> int:
 
 
 async def training_status(http: aiohttp.ClientSession, url: str, api_key: str | None) -> int:
-    """How a training server answers `get_server_capabilities`. Raises `NoAnswer`."""
+    """Return the status of a training server for `get_server_capabilities`. Raises `NoAnswer`."""
     headers = {"X-API-Key": api_key} if api_key else {}
     with _no_answer():
         async with http.get(f"{url}/api/v1/get_server_capabilities", headers=headers, allow_redirects=False) as reply:
@@ -126,7 +132,7 @@ async def training_status(http: aiohttp.ClientSession, url: str, api_key: str | 
 
 @contextmanager
 def _no_answer() -> Iterator[None]:
-    """Whatever keeps a server from answering is `NoAnswer`."""
+    """Turn whatever keeps a server from answering into `NoAnswer`."""
     try:
         yield
     except aiohttp.ClientConnectorError as error:

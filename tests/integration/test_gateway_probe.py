@@ -18,8 +18,7 @@ from aiohttp.test_utils import TestServer
 from gateway.admin.report import RAW_LOGPROBS
 from gateway.commands.check import all_findings
 from gateway.commands.findings import Verdict
-from gateway.supervision import logprobs_watch
-from gateway.supervision.logprobs_watch import follow_upstreams, watch_logprobs
+from gateway.supervision.logprobs_watch import USUAL_PACE, ProbePace, follow_upstreams, watch_logprobs
 from gateway.supervision.upstream_probe import (
     NoAnswer,
     OfferedModel,
@@ -41,7 +40,7 @@ MODELS = {"data": [{"id": "m", "max_model_len": 128}, {"id": "lora", "parent": "
 
 
 class Upstream:
-    """Four tokens, in the shape of vLLM. `top`: whether it names the top logprobs, or the sampled one only."""
+    """Four tokens, in the shape of vLLM. `top`: it names the top logprobs, not only the sampled one."""
 
     def __init__(self, *, processed: bool, top: bool = True, models: Any = MODELS) -> None:
         self.processed = processed
@@ -128,8 +127,10 @@ async def test_an_error_status_is_passed_on() -> None:
 
 
 @asynccontextmanager
-async def watching(known: dict[str, bool | None], *models: ModelName) -> AsyncIterator[None]:
-    task = asyncio.create_task(watch_logprobs(Settings(models=models), known))
+async def watching(
+    known: dict[str, bool | None], *models: ModelName, pace: ProbePace = USUAL_PACE
+) -> AsyncIterator[None]:
+    task = asyncio.create_task(watch_logprobs(Settings(models=models), known, pace))
     yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -154,6 +155,7 @@ class StrictUpstream(Upstream):
         return await super().complete(request) if known else web.Response(status=404)
 
 
+FAST = ProbePace(again_s=0.001, look_s=0.001)
 A, B, C = (ModelName(name, name) for name in "abc")
 
 
@@ -165,19 +167,17 @@ async def test_each_upstream_is_asked_for_a_model_of_its_own() -> None:
 
 
 async def test_a_model_that_no_upstream_lists_is_logged_once_when_all_have_answered(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for name in ("_AGAIN_S", "_LOOK_S"):
-        monkeypatch.setattr(logprobs_watch, name, 0.001)
     caplog.set_level(logging.INFO, "gateway.logprobs")
     late = LateUpstream(processed=True, models={"data": []})
     async with serving(StrictUpstream("a")) as first, serving(late) as second:
-        async with watching({first: None, second: None}, A, ModelName("mine", "c")):
+        async with watching({first: None, second: None}, A, ModelName("mine", "c"), pace=FAST):
             await until(lambda: late.asked > 6)
-    told = [record for record in caplog.records if "lists" in record.message]
-    assert [vars(record)["model"] for record in told] == ["mine=c"]
+    logged = [record for record in caplog.records if "lists" in record.message]
+    assert [vars(record)["model"] for record in logged] == ["mine=c"]
     answers = [record.message for record in caplog.records].index("an upstream answers now")
-    assert caplog.records.index(told[0]) > answers
+    assert caplog.records.index(logged[0]) > answers
 
 
 @pytest.mark.slow
@@ -191,12 +191,9 @@ async def test_one_upstream_that_offers_a_model_is_enough(wanted: tuple[ModelNam
     assert probed == [f"logprobs of a at {first}", f"logprobs of b at {second}"]
 
 
-async def test_an_upstream_that_is_published_later_is_asked_and_one_that_left_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(logprobs_watch, "_LOOK_S", 0.001)
+async def test_an_upstream_that_is_published_later_is_asked_and_one_that_left_is_forgotten() -> None:
     known: dict[str, bool | None] = {}
-    async with serving(Upstream(processed=False)) as url, watching(known):
+    async with serving(Upstream(processed=False)) as url, watching(known, pace=FAST):
         follow_upstreams(known, [UpstreamStatus(url, "up", 0, 0), UpstreamStatus("http://old", "leaving", 1, 0)])
         assert known == {url: None}
         await until(lambda: known == {url: False})
@@ -214,36 +211,28 @@ class BusyUpstream(Upstream):
         return await super().offered(request) if self.asked % 2 else web.Response(status=503)
 
 
-async def test_a_raw_upstream_is_asked_again_until_it_is_mended_and_told_of_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_raw_upstream_is_probed_until_it_is_fixed_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """D15"""
-    for name in ("_AGAIN_S", "_LOOK_S"):
-        monkeypatch.setattr(logprobs_watch, name, 0.001)
     caplog.set_level(logging.INFO, "gateway.logprobs")
     upstream = BusyUpstream(processed=False)
     async with serving(upstream) as url:
         known: dict[str, bool | None] = {url: None}
-        async with watching(known):
+        async with watching(known, pace=FAST):
             await until(lambda: known[url] is False)
             await until(lambda: known[url] is None or upstream.asked > 6)
             assert known[url] is False, "as it was while it does not answer"
             upstream.processed = True
             await until(lambda: known[url])
-    told = [record.message for record in caplog.records if "temperature" in record.message]
-    assert told == [RAW_LOGPROBS, "sampled logprobs heed the temperature now"]
+    logged = [record.message for record in caplog.records if "temperature" in record.message]
+    assert logged == [RAW_LOGPROBS, "sampled logprobs use the temperature now"]
 
 
-async def test_an_upstream_that_becomes_raw_under_the_same_url_is_found(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_upstream_that_becomes_raw_under_the_same_url_is_found(caplog: pytest.LogCaptureFixture) -> None:
     """D15: a server that is started anew without the flag."""
-    for name in ("_STILL_S", "_LOOK_S"):
-        monkeypatch.setattr(logprobs_watch, name, 0.001)
     upstream = Upstream(processed=True)
     async with serving(upstream) as url:
         known: dict[str, bool | None] = {url: None}
-        async with watching(known):
+        async with watching(known, pace=ProbePace(still_s=0.001, look_s=0.001)):
             await until(lambda: known[url])
             upstream.processed = False
             await until(lambda: known[url] is False)
@@ -261,25 +250,21 @@ class LateUpstream(Upstream):
 
 
 async def test_an_upstream_that_comes_late_is_logged_once_and_again_when_it_is_there(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for name in ("_AGAIN_S", "_LOOK_S"):
-        monkeypatch.setattr(logprobs_watch, name, 0.001)
     caplog.set_level(logging.INFO, "gateway.logprobs")
     async with serving(LateUpstream(processed=True)) as url:
         known: dict[str, bool | None] = {url: None}
-        async with watching(known):
+        async with watching(known, pace=FAST):
             await until(lambda: known[url])
     assert caplog.messages == ["an upstream does not answer as vLLM does", "an upstream answers now"]
 
 
-async def test_one_that_was_right_is_asked_soon_while_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_was_right_is_asked_soon_while_it_is_silent() -> None:
     """What does not answer may be starting anew, with other flags."""
-    for name in ("_AGAIN_S", "_LOOK_S"):
-        monkeypatch.setattr(logprobs_watch, name, 0.001)
     async with serving(LateUpstream(processed=False)) as url:
         known: dict[str, bool | None] = {url: True}
-        async with watching(known):
+        async with watching(known, pace=FAST):
             await until(lambda: known[url] is False)
 
 

@@ -67,7 +67,7 @@ def test_new_connections_avoid_a_stopped_worker_that_is_then_killed_for_its_sile
     with GatewayProcess(tmp_path, hung_after_s=2.0) as gateway:
         victim = gateway.pids()[0]
         os.kill(victim, signal.SIGSTOP)
-        eventually(lambda: gateway.logged("a worker is hung"), "the supervisor notices")
+        eventually(lambda: gateway.logged("a worker hangs"), "the supervisor notices")
         eventually(lambda: not alive(victim), "it is killed")
         assert eventually(lambda: gateway.ask()[0] == 0, "slot 0 answers again")
 
@@ -154,7 +154,7 @@ def test_a_roll_keeps_the_old_worker_when_the_new_one_dies(tmp_path: Path) -> No
     with GatewayProcess(tmp_path, worker="fails-second") as gateway:
         before = gateway.pids()
         assert gateway.post("/workers/0/restart") == {"restarting": 0}
-        eventually(lambda: gateway.logged("the roll is given up"), "the new one dies")
+        eventually(lambda: gateway.logged("the roll stops"), "the new one dies")
         assert gateway.pids() == before
         assert gateway.ask()[1] in before
 
@@ -166,7 +166,7 @@ def test_sighup_with_a_wrong_configuration_changes_nothing(tmp_path: Path) -> No
         before = gateway.pids()
         config.write_text("max-in-flight = 0\n")
         gateway.signal(signal.SIGHUP)
-        refusal = eventually(lambda: gateway.logged("the configuration is wrong now"), "it is refused")
+        refusal = eventually(lambda: gateway.logged("the configuration is invalid now"), "it is refused")
         assert "max-in-flight: '0' is not allowed" in refusal[0]["reason"]
         with pytest.raises(urllib.error.HTTPError, match="400") as refused:
             gateway.post("/reload")
@@ -181,8 +181,8 @@ def test_sighup_names_what_it_cannot_change(tmp_path: Path) -> None:
         gateway.pids()
         config.write_text("max-in-flight = 6\nbacklog = 7\nkey-prefix = 'other'\n")
         gateway.signal(signal.SIGHUP)
-        told = eventually(lambda: gateway.logged("some of what changed in the configuration"), "it is told")
-        assert told[0]["unchanged"] == ["--backlog", "--key-prefix"]
+        warning = eventually(lambda: gateway.logged("some changes of the configuration"), "it is logged")
+        assert warning[0]["unchanged"] == ["--backlog", "--key-prefix"]
 
 
 def test_workers_exit_when_their_supervisor_is_killed(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_taken_port_is_named(tmp_path: Path, reuse: bool) -> None:
         port = str(other.getsockname()[1])
         with GatewayProcess(tmp_path, flags=("--port", port)) as gateway:
             assert gateway.exit_code() == 3
-            assert f"127.0.0.1:{port} is taken by another process" in gateway.errors
+            assert f"127.0.0.1:{port} is used by another process" in gateway.errors
 
 
 def test_a_source_ip_that_cannot_be_bound_is_named(tmp_path: Path) -> None:

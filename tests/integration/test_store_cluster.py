@@ -131,7 +131,7 @@ async def test_a_node_alone_is_refused_as_a_single_server(cluster: RedisCluster)
 
 async def test_the_supervisor_looks_at_every_master(cluster: RedisCluster, tmp_path: Path) -> None:
     """C5: one evicting shard is enough to lose results."""
-    backing = RedisBacking(Settings(redis_url=cluster.url), tmp_path, 0, OWNER)
+    backing = RedisBacking(Settings(redis_url=cluster.url), tmp_path, 0)
     for node in cluster.masters:
         ok(node, "CONFIG", "SET", "maxmemory", "100mb")
     assert await backing.open() == cluster.url
@@ -141,7 +141,7 @@ async def test_the_supervisor_looks_at_every_master(cluster: RedisCluster, tmp_p
     await backing.close()
     ok(cluster.masters[2], "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     with pytest.raises(StartError, match="maxmemory-policy allkeys-lru"):
-        await RedisBacking(Settings(redis_url=cluster.url), tmp_path, 0, OWNER).open()
+        await RedisBacking(Settings(redis_url=cluster.url), tmp_path, 0).open()
     ok(cluster.masters[2], "CONFIG", "SET", "maxmemory-policy", "noeviction")
 
 

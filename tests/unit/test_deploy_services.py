@@ -17,7 +17,7 @@ from gateway.commands.findings import own_ports
 from gateway.machine.kernel import parse_ports
 from gateway.settings.resolve import CONFIG_VARIABLE
 from gateway.settings.table import FLAGS
-from gateway.supervision.fleet import DRAIN_GRACE_S
+from gateway.supervision.fleet_model import USUAL_PACE
 from tests.gateway_views import VIEW
 from tests.unit.gateway.admin.test_metrics import families
 
@@ -128,7 +128,7 @@ def test_probes_ask_for_paths_that_are_open() -> None:
 def test_the_pod_outlives_its_drain() -> None:
     pause_s = int(container()["lifecycle"]["preStop"]["exec"]["command"][-1])
     drain_s = float(environment()["GATEWAY_DRAIN_TIMEOUT"])
-    assert pod()["terminationGracePeriodSeconds"] >= pause_s + drain_s + DRAIN_GRACE_S
+    assert pod()["terminationGracePeriodSeconds"] >= pause_s + drain_s + USUAL_PACE.drain_grace_s
 
 
 def test_variables_exist_and_kubernetes_adds_none() -> None:
@@ -188,7 +188,7 @@ def test_nothing_but_the_gateway_decides_whether_the_unit_starts() -> None:
 
 def test_the_unit_waits_for_the_drain_and_lets_the_supervisor_do_it() -> None:
     drain_s = float(FLAG_DEFAULTS["drain-timeout"])
-    assert int(setting("TimeoutStopSec")) >= drain_s + DRAIN_GRACE_S
+    assert int(setting("TimeoutStopSec")) >= drain_s + USUAL_PACE.drain_grace_s
     assert setting("KillMode") == "mixed"
     assert setting("ExecReload").startswith("/bin/kill -HUP")
     assert setting("RestartPreventExitStatus") == "2"

@@ -21,7 +21,7 @@ URL = "redis://:hunter2@h:6379/0"
 
 
 class FakeStore:
-    """`failures`: what the next calls raise, first come first raised."""
+    """A store without a server; `failures` are raised by the next calls, in order."""
 
     def __init__(self, *failures: Exception, info: StoreInfo = INFO, open_samples: Sequence[SampleKey] = ()) -> None:
         self.failures = list(failures)
@@ -30,7 +30,7 @@ class FakeStore:
         self.announced: list[tuple[str, int]] = []
         self.closed = False
         self.struck_off: list[str] = []
-        self.told: list[bytes] = []
+        self.broadcasts: list[bytes] = []
 
     def _fail(self) -> None:
         if self.failures:
@@ -47,7 +47,7 @@ class FakeStore:
         self.struck_off.append(owner)
 
     async def broadcast(self, message: bytes) -> None:
-        self.told.append(message)
+        self.broadcasts.append(message)
 
     async def reap(self, owner: str, *, ttl_s: float, now_ms: int, limit: int = 2) -> list[SampleKey]:
         self._fail()
@@ -61,9 +61,9 @@ class FakeStore:
         self.closed = True
 
 
-def backed_by(store: FakeStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> b.RedisBacking:
-    monkeypatch.setattr(b, "make_store", lambda url, key_prefix: cast("Store", store))
-    return b.RedisBacking(Settings(redis_url=URL), tmp_path, 1 << 30, "o")
+def backed_by(store: FakeStore, tmp_path: Path, lease_s: float = 30.0) -> b.RedisBacking:
+    settings = Settings(redis_url=URL, lease_s=lease_s)
+    return b.RedisBacking(settings, tmp_path, 1 << 30, lambda url, key_prefix: cast("Store", store), retry_s=0.001)
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "volatile-lfu", "allkeys-random"])
@@ -80,9 +80,9 @@ def test_other_policies_are_taken(policy: str) -> None:
     assert b.policy_refusal(replace(INFO, policy=policy)) is None
 
 
-async def test_opened_and_described_without_the_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_opened_and_described_without_the_password(tmp_path: Path) -> None:
     store = FakeStore()
-    backing = backed_by(store, monkeypatch, tmp_path)
+    backing = backed_by(store, tmp_path)
     assert await backing.open() == URL
     assert backing.info == INFO
     assert backing.description == "redis://:***@h:6379/0"
@@ -91,9 +91,7 @@ async def test_opened_and_described_without_the_password(monkeypatch: pytest.Mon
 
 
 def test_the_embedded_server_is_described_by_its_size(tmp_path: Path) -> None:
-    assert b.RedisBacking(Settings(), tmp_path, 3 << 30, "o").description == (
-        "the embedded Redis (3.0 GiB, in memory only)"
-    )
+    assert b.RedisBacking(Settings(), tmp_path, 3 << 30).description == ("the embedded Redis (3.0 GiB, in memory only)")
 
 
 @pytest.mark.parametrize(
@@ -108,33 +106,29 @@ def test_the_embedded_server_is_described_by_its_size(tmp_path: Path) -> None:
         (FakeStore(info=replace(INFO, policy="allkeys-lru")), "maxmemory-policy allkeys-lru"),
     ],
 )
-async def test_what_cannot_be_used_stops_the_start(
-    store: FakeStore, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_what_cannot_be_used_stops_the_start(store: FakeStore, message: str, tmp_path: Path) -> None:
     """B10, C5"""
     with pytest.raises(StartError, match=message) as refusal:
-        await backed_by(store, monkeypatch, tmp_path).open()
+        await backed_by(store, tmp_path).open()
     assert store.closed
     assert "hunter2" not in str(refusal.value)
 
 
-async def test_reaping_goes_on_to_the_end_and_over_an_outage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(b, "_FIRST_RETRY_S", 0.001)
+async def test_reaping_goes_on_to_the_end_and_over_an_outage(tmp_path: Path) -> None:
     keys = [SampleKey("s", seq_id) for seq_id in range(5)]
     store = FakeStore(open_samples=keys)
-    backing = backed_by(store, monkeypatch, tmp_path)
+    backing = backed_by(store, tmp_path)
     await backing.open()
     store.failures = [StoreUnavailable("away", maybe_done=True), StoreUnavailable("away", maybe_done=True)]
     assert await backing.reap("dead") == 5
     assert store.announced == [("s", seq_id) for seq_id in range(5)]
     assert store.struck_off == ["dead"]
-    assert store.told == [gone_message("dead")]
+    assert store.broadcasts == [gone_message("dead")]
 
 
-async def test_reaping_gives_up_when_leases_do_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(b, "_GIVE_UP_LEASES", -1)
+async def test_reaping_gives_up_when_leases_do_it(tmp_path: Path) -> None:
     store = FakeStore()
-    backing = backed_by(store, monkeypatch, tmp_path)
+    backing = backed_by(store, tmp_path, lease_s=-1.0)
     await backing.open()
     store.failures = [StoreUnavailable("away", maybe_done=True)]
     assert await backing.reap("dead") == 0

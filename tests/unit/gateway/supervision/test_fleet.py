@@ -7,12 +7,13 @@ import pytest
 from gateway.supervision import fleet as f
 from gateway.supervision import fleet_model as a
 
+PACE = a.USUAL_PACE
 DRAIN_S = 10.0
 ROLL_S = 100.0
 
 
 def new_fleet(slots: int = 2, *, warm_spare: bool = False) -> f.Fleet:
-    return f.Fleet(slots, drain_timeout_s=DRAIN_S, roll_deadline_s=ROLL_S, warm_spare=warm_spare)
+    return f.Fleet(slots, PACE, drain_timeout_s=DRAIN_S, roll_deadline_s=ROLL_S, warm_spare=warm_spare)
 
 
 def up(slots: int = 2, now: float = 0.0) -> f.Fleet:
@@ -138,10 +139,10 @@ class TestSilence:
     def test_a_hung_worker_is_aborted_then_killed(self) -> None:
         """B9"""
         fleet = up(2)
-        keep_alive(fleet, [2], 0.0, f.HUNG_AFTER_S - 1)
+        keep_alive(fleet, [2], 0.0, PACE.hung_after_s - 1)
         fleet.heard(2, 8.0)
         note, *rest = fleet.tick(8.0)
-        assert note == a.Note("a worker is hung and is killed", 0, "silent for 8.0 s")
+        assert note == a.Note("a worker hangs and is killed", 0, "silent for 8.0 s")
         assert rest == [a.Steer((1,)), a.Abort(1)]
         fleet.heard(2, 8.5)
         assert fleet.tick(8.5) == []
@@ -176,8 +177,8 @@ class TestTerminate:
     def test_leftovers_are_killed_a_little_after_the_deadline(self) -> None:
         fleet = up(1)
         fleet.terminate(0.0)
-        keep_alive(fleet, [1], 0.0, DRAIN_S + f.DRAIN_GRACE_S - 1)
-        assert fleet.tick(DRAIN_S + f.DRAIN_GRACE_S) == [a.Kill(1)]
+        keep_alive(fleet, [1], 0.0, DRAIN_S + PACE.drain_grace_s - 1)
+        assert fleet.tick(DRAIN_S + PACE.drain_grace_s) == [a.Kill(1)]
         assert fleet.exited(1, 31.0)[-1] == a.Halt(0)
 
     def test_a_second_time_kills_at_once(self) -> None:
@@ -240,9 +241,9 @@ class TestRoll:
         fleet = up(1)
         fleet.roll(0.0)
         fleet.ready(2, 0.0)
-        keep_alive(fleet, [1, 2], 0.0, ROLL_S + f.DRAIN_GRACE_S - 1)
-        fleet.heard(2, ROLL_S + f.DRAIN_GRACE_S)
-        assert fleet.tick(ROLL_S + f.DRAIN_GRACE_S) == [a.Kill(1)]
+        keep_alive(fleet, [1, 2], 0.0, ROLL_S + PACE.drain_grace_s - 1)
+        fleet.heard(2, ROLL_S + PACE.drain_grace_s)
+        assert fleet.tick(ROLL_S + PACE.drain_grace_s) == [a.Kill(1)]
 
     def test_of_one_slot(self) -> None:
         fleet = up(3)
@@ -360,14 +361,14 @@ class TestSpare:
     def test_that_falls_silent_is_killed(self) -> None:
         """B9"""
         fleet, spare = with_spare(1)
-        keep_alive(fleet, [1], 0.0, f.HUNG_AFTER_S - 1)
-        fleet.heard(1, f.HUNG_AFTER_S)
-        assert fleet.tick(f.HUNG_AFTER_S) == [
-            a.Note("a worker is hung and is killed", None, "silent for 8.0 s"),
+        keep_alive(fleet, [1], 0.0, PACE.hung_after_s - 1)
+        fleet.heard(1, PACE.hung_after_s)
+        assert fleet.tick(PACE.hung_after_s) == [
+            a.Note("a worker hangs and is killed", None, "silent for 8.0 s"),
             a.Abort(spare),
         ]
-        assert fleet.exited(1, f.HUNG_AFTER_S)[0] == a.Spawn(0, 3)
-        assert a.Kill(spare) in fleet.tick(f.HUNG_AFTER_S + f.ABORT_GRACE_S)
+        assert fleet.exited(1, PACE.hung_after_s)[0] == a.Spawn(0, 3)
+        assert a.Kill(spare) in fleet.tick(PACE.hung_after_s + f.ABORT_GRACE_S)
 
     def test_that_says_it_is_warm_lives(self) -> None:
         fleet, spare = with_spare(1)

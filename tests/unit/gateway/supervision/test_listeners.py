@@ -96,7 +96,7 @@ def test_all_slots_share_the_port_that_the_first_got(three: l.Listeners) -> None
 
 def test_a_port_that_another_gateway_listens_on_is_refused(three: l.Listeners) -> None:
     """SO_REUSEPORT would let us in."""
-    with pytest.raises(StartError, match=f"127.0.0.1:{three.port} is taken by another process"):
+    with pytest.raises(StartError, match=f"127.0.0.1:{three.port} is used by another process"):
         l.open_listeners("127.0.0.1", three.port, 1, 64)
 
 
