@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from gateway.bench.load import requests as sdk_requests
-from gateway.bench.load.transport import ConnectionPool, parse_target
+from gateway.bench.load.transport import ConnectionPool, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.bench.load.requests import Endpoint, Endpoints
+    from gateway.bench.load.requests import RequestTemplate, RequestTemplates
 
 HEARTBEAT: Final = "heartbeat"
 POLL: Final = "poll"
 # By name, where it goes and what is sent for an id.
-CALLS: Final[dict[str, Callable[[Endpoints, str], tuple[Endpoint, bytes]]]] = {
+CALLS: Final[dict[str, Callable[[RequestTemplates, str], tuple[RequestTemplate, bytes]]]] = {
     HEARTBEAT: lambda to, session_id: (to.heartbeat, sdk_requests.heartbeat_body(session_id)),
     POLL: lambda to, request_id: (to.retrieve_future, sdk_requests.retrieve_future_body(request_id, False)),
 }
@@ -31,8 +31,8 @@ CALLS: Final[dict[str, Callable[[Endpoints, str], tuple[Endpoint, bytes]]]] = {
 
 async def load(url: str, call: str, of_id: str, requests: int, in_flight: int) -> int:
     """How many were answered with 200."""
-    target = parse_target(url)
-    endpoint, body = CALLS[call](sdk_requests.Endpoints(target, "tml-benchmark"), of_id)
+    target = parse_address(url)
+    endpoint, body = CALLS[call](sdk_requests.RequestTemplates(target, "tml-benchmark"), of_id)
     request = endpoint.request(body)
     pool, left, good = ConnectionPool(target), iter(range(requests)), 0
 

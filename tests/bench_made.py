@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gateway.bench.report.report import Report
 
 
-def client(**values: Any) -> messages.Report:
-    fields: dict[str, Any] = {field.name: 0 for field in msgspec.structs.fields(messages.Report)}
+def client(**values: Any) -> messages.ClientReport:
+    fields: dict[str, Any] = {field.name: 0 for field in msgspec.structs.fields(messages.ClientReport)}
     fields |= {
         "failures": {},
         "examples": [],
@@ -28,17 +28,17 @@ def client(**values: Any) -> messages.Report:
         "promises_s": b"",
         "cpu_seconds": 0.0,
     }
-    return messages.Report(**(fields | values))
+    return messages.ClientReport(**(fields | values))
 
 
-def facts_of(*clients: messages.Report, samples: int = 10, seconds: float = 2.0, **values: Any) -> RunFacts:
+def facts_of(*clients: messages.ClientReport, samples: int = 10, seconds: float = 2.0, **values: Any) -> RunFacts:
     """`values`: of the scenario."""
     scenario = Scenario(samples=samples, **values)
     return RunFacts(scenario, clients, seconds, session_poll=False, verified=True, model="m")
 
 
 def made(
-    *clients: messages.Report, samples: int = 10, seen: Observations | None = None, seconds: float = 2.0
+    *clients: messages.ClientReport, samples: int = 10, seen: Observations | None = None, seconds: float = 2.0
 ) -> Report:
     return build_report(facts_of(*clients, samples=samples, seconds=seconds), seen or Observations())
 

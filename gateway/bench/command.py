@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gateway.bench import scenario as sdk_python
 from gateway.bench.installation import Deployment
-from gateway.bench.load.transport import parse_target
+from gateway.bench.load.transport import parse_address
 from gateway.bench.report.page import page
 from gateway.bench.report.report import runs_exit_code, runs_to_json
 from gateway.bench.run import ANY_KEY, against, print_report, print_start_error, run_to_end, self_contained
@@ -201,7 +201,7 @@ def _scenarios(preset: str | None, values: dict[str, Any], concurrencies: list[i
 
 def _deployment(url: str, admin: str | None, simulator: str | None) -> Deployment:
     try:
-        parse_target(url)
+        parse_address(url)
     except ValueError as error:
         raise ConfigError(f"--url {error}") from None
     return Deployment(url.rstrip("/"), _trimmed(admin), _trimmed(simulator))

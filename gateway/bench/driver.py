@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from gateway.bench.load import messages
-from gateway.bench.load.messages import Go, Plan, Progress, Ready, Report, Trouble
-from gateway.bench.load.transport import parse_target
+from gateway.bench.load.messages import ClientReady, ClientReport, Go, Plan, Progress, Trouble
+from gateway.bench.load.transport import parse_address
 from gateway.bench.load.workload import Workload
 from gateway.bench.report.outcome import RunFacts, build_run
 from gateway.bench.scenario import shares
@@ -114,7 +114,7 @@ def make_plans(scenario: Scenario, url: str, model: str, api_key: str, *, verify
 def source_ip(url: str, number: int) -> str | None:
     """The loopback address for client process `number`; None where the gateway is not on IPv4 loopback."""
     try:
-        address = ipaddress.ip_address(parse_target(url).host)
+        address = ipaddress.ip_address(parse_address(url).host)
     except ValueError:
         return None
     on_loopback = address.version == 4 and address.is_loopback
@@ -141,7 +141,7 @@ class ClientProcess:
     def running_pid(self) -> int | None:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
-    async def start(self, plan: Plan) -> Ready:
+    async def start(self, plan: Plan) -> ClientReady:
         """Returns when the client has its session and waits for the word. Raises `StartError`."""
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -152,14 +152,14 @@ class ClientProcess:
         )
         self._tell(plan)
         answer = await self._hear()
-        if not isinstance(answer, Ready):
+        if not isinstance(answer, ClientReady):
             raise StartError(f"client process {self._number} answered its plan with {answer!r}")
         return answer
 
-    async def run(self) -> Report:
+    async def run(self) -> ClientReport:
         """Says go and waits for the report. Raises `StartError` when the process ends without one."""
         self._tell(Go())
-        while not isinstance(answer := await self._hear(), Report):
+        while not isinstance(answer := await self._hear(), ClientReport):
             if isinstance(answer, Progress):
                 self._board.update(self._number, answer)
         return answer
@@ -222,7 +222,7 @@ def _breaker(scenario: Scenario, deployment: Deployment, watch: Watch) -> Breake
     return Breaker(plan, breakable.redis, restart_upstream, watch.status, random.Random(scenario.seed))
 
 
-async def _load(clients: list[ClientProcess], breaker: Breaker | None) -> list[Report]:
+async def _load(clients: list[ClientProcess], breaker: Breaker | None) -> list[ClientReport]:
     """Every client's report; what breaks meanwhile ends with the last of them."""
     breaking = asyncio.create_task(breaker.run()) if breaker is not None else None
     try:

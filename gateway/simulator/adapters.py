@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _CONFIG_FILE = "adapter_config.json"
 
 
-class Adapters:
+class LoadedAdapters:
     """`paths`: name -> where it was loaded from."""
 
     def __init__(self, base_models: Sequence[str], mode: LoraMode) -> None:

@@ -70,7 +70,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModels:
     """What a request may name and how long it may be."""
 
     models: Sequence[str]
@@ -126,7 +126,7 @@ def _parse(body: bytes) -> Any:
         ) from None
 
 
-def read_ask(document: Any, served: Served, max_stop_strings: int | None = _MAX_STOP_STRINGS) -> Ask:
+def read_ask(document: Any, served: ServedModels, max_stop_strings: int | None = _MAX_STOP_STRINGS) -> Ask:
     """Raises `Refused`. `max_stop_strings`: None for no limit."""
     if not isinstance(document, dict):
         raise _invalid("body", "'type': 'dict_type', 'loc': 'body', 'msg': 'Input should be a valid dictionary'")
@@ -150,7 +150,7 @@ def read_ask(document: Any, served: Served, max_stop_strings: int | None = _MAX_
     )
 
 
-def _model(name: Any, served: Served) -> str:
+def _model(name: Any, served: ServedModels) -> str:
     if isinstance(name, str) and (name in served.models or name in served.adapters):
         return name
     known = ", ".join(served.models)

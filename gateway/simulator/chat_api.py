@@ -16,13 +16,13 @@ from gateway.simulator.ask import Refused, read_ask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gateway.simulator.ask import Ask, Served
+    from gateway.simulator.ask import Ask, ServedModels
     from gateway.simulator.completion import Choice
 
 END: Final = b"data: [DONE]\n\n"
 
 
-def read(document: Any, served: Served) -> Ask:
+def read(document: Any, served: ServedModels) -> Ask:
     """The request, validated as vLLM does. Without a limit it generates as much as the context leaves.
 
     Raises `Refused`.

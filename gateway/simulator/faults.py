@@ -61,7 +61,7 @@ _MATCHED: Final = ("path", "model", "request_id_prefix")
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ScriptedFault:
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ class Fault:
 class Rule:
     """`left`: how many more it befalls, None for no end. `owed` carries the fraction from request to request."""
 
-    fault: Fault
+    fault: ScriptedFault
     match: dict[str, str]
     left: int | None = None
     fraction: float = 1.0
@@ -127,7 +127,7 @@ def _rule(item: Any) -> Rule:
     fraction = options.pop("fraction", 1.0)
     if type(fraction) not in (int, float) or not 0 < fraction <= 1:
         raise ValueError(f"fraction must be above 0 and at most 1, not {fraction!r}")
-    return Rule(Fault(kind, options), match, left, float(fraction))
+    return Rule(ScriptedFault(kind, options), match, left, float(fraction))
 
 
 def _object(item: dict[str, Any], name: str) -> dict[str, Any]:
@@ -137,11 +137,11 @@ def _object(item: dict[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
-def choose(rules: list[Rule], path: str, model: str, request_id: str) -> Fault | None:
+def choose(rules: list[Rule], path: str, model: str, request_id: str) -> ScriptedFault | None:
     """The first rule that befalls this request."""
     return next((rule.fault for rule in rules if rule.befalls(path, model, request_id)), None)
 
 
-def choose_named(rules: list[Rule], path: str, model: str) -> Fault | None:
+def choose_named(rules: list[Rule], path: str, model: str) -> ScriptedFault | None:
     """The same for a request that is no sample: only a rule that names its path is meant for it."""
     return choose([rule for rule in rules if rule.match.get("path") == path], path, model, "")

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gateway.simulator.ask import Ask, Served
+    from gateway.simulator.ask import Ask, ServedModels
     from gateway.simulator.completion import Choice
 
 
-def read(document: Any, served: Served, max_num_seqs: int = 0) -> Ask:
+def read(document: Any, served: ServedModels, max_num_seqs: int = 0) -> Ask:
     """The request, validated as vLLM does before and after it looks for the model. Raises `Refused`.
 
     `max_num_seqs`: the most sequences of one request; 0 for no limit.

@@ -12,12 +12,12 @@ from gateway.simulator.http import HttpReply, head_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.simulator.faults import Fault
+    from gateway.simulator.faults import ScriptedFault
 
 _HTML: Final = b"<html><body><h1>It works!</h1></body></html>"
 
 
-def spoil(reply: HttpReply, fault: Fault | None) -> HttpReply:
+def spoil(reply: HttpReply, fault: ScriptedFault | None) -> HttpReply:
     """`reply` as the fault leaves it; faults of other kinds leave it alone."""
     if fault is None:
         return reply
@@ -39,13 +39,13 @@ def spoil(reply: HttpReply, fault: Fault | None) -> HttpReply:
     return replace(reply, body=_edited(reply.body, edit, fault)) if edit is not None else reply
 
 
-def _edited(body: bytes, edit: Callable[[dict[str, Any], Fault], None], fault: Fault) -> bytes:
+def _edited(body: bytes, edit: Callable[[dict[str, Any], ScriptedFault], None], fault: ScriptedFault) -> bytes:
     document = orjson.loads(body)
     edit(document, fault)
     return orjson.dumps(document)
 
 
-def _abort(document: dict[str, Any], fault: Fault) -> None:
+def _abort(document: dict[str, Any], fault: ScriptedFault) -> None:
     """As a draining or paused engine answers: 200, and only some of the tokens."""
     kept = int(fault.options.get("tokens", 0))
     made = 0
@@ -65,7 +65,7 @@ def _per_token(choice: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     return [(logprobs, name) for name in logprobs] + ([(choice, "token_ids")] if choice["token_ids"] else [])
 
 
-def _null_logprobs(document: dict[str, Any], fault: Fault) -> None:
+def _null_logprobs(document: dict[str, Any], fault: ScriptedFault) -> None:
     for choice in document["choices"]:
         scored = choice["logprobs"] or {}
         if "content" in scored:
@@ -74,14 +74,14 @@ def _null_logprobs(document: dict[str, Any], fault: Fault) -> None:
             scored["token_logprobs"][-1] = None
 
 
-def _nan(document: dict[str, Any], fault: Fault) -> None:
+def _nan(document: dict[str, Any], fault: ScriptedFault) -> None:
     """A generation tells another number in its place, and nothing else of it."""
     for choice in document["choices"]:
         for place in (choice["logprobs"] or {}).get("content", ()):
             place["logprob"] = -9999.0
 
 
-def _weights_changed(document: dict[str, Any], fault: Fault) -> None:
+def _weights_changed(document: dict[str, Any], fault: ScriptedFault) -> None:
     """The weights were other ones from the middle of each choice on; only generations tell."""
     before, after = fault.options.get("versions", ("default", "next"))
     for choice in document["choices"]:
@@ -91,21 +91,21 @@ def _weights_changed(document: dict[str, Any], fault: Fault) -> None:
             choice["weight_versions"] = [{"version": name, "start": a, "end": b} for name, a, b in spans]
 
 
-def _missing_choices(document: dict[str, Any], fault: Fault) -> None:
+def _missing_choices(document: dict[str, Any], fault: ScriptedFault) -> None:
     document["choices"] = document["choices"][:-1]
 
 
-def _wrong_lengths(document: dict[str, Any], fault: Fault) -> None:
+def _wrong_lengths(document: dict[str, Any], fault: ScriptedFault) -> None:
     if logprobs := document["choices"][0]["logprobs"]:
         logprobs["content" if "content" in logprobs else "token_logprobs"].pop()
 
 
-def _bad_token(document: dict[str, Any], fault: Fault) -> None:
+def _bad_token(document: dict[str, Any], fault: ScriptedFault) -> None:
     if token_ids := document["choices"][0]["token_ids"]:
         token_ids[0] = fault.options.get("value", 2**40)
 
 
-_EDITS: Final[dict[str, Callable[[dict[str, Any], Fault], None]]] = {
+_EDITS: Final[dict[str, Callable[[dict[str, Any], ScriptedFault], None]]] = {
     "abort": _abort,
     "null_logprobs": _null_logprobs,
     "nan": _nan,

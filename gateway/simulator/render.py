@@ -13,7 +13,7 @@ from gateway.simulator import tokens as oracle
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gateway.simulator.ask import Ask, Served
+    from gateway.simulator.ask import Ask, ServedModels
     from gateway.simulator.completion import Choice
     from gateway.simulator.stats import Stats
 
@@ -160,7 +160,7 @@ def _entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
     return {"logprob": logprob, "rank": rank, "decoded_token": oracle.text_of(token)}
 
 
-def models(served: Served, paths: Mapping[str, str], created_s: int) -> dict[str, Any]:
+def models(served: ServedModels, paths: Mapping[str, str], created_s: int) -> dict[str, Any]:
     """`/v1/models`; `paths`: adapter -> where it was loaded from. All adapters are of the first model."""
     cards = [_card(name, name, None, served.max_model_len, created_s) for name in served.models]
     cards += [_card(name, path, served.models[0], None, created_s) for name, path in paths.items()]

@@ -16,7 +16,7 @@ import orjson
 from gateway.simulator import adapters, chat_api, completion, faults, generate_api, render
 from gateway.simulator import ask as asking
 from gateway.simulator import tokens as oracle
-from gateway.simulator.ask import Ask, Refused, Served
+from gateway.simulator.ask import Ask, Refused, ServedModels
 from gateway.simulator.gate import make_gate
 from gateway.simulator.http import Dropped, HttpConnection, HttpReply, HttpRequest, Reset
 from gateway.simulator.listener import Listener, bind
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from gateway.simulator.completion import Choice
     from gateway.simulator.config import SimulatorConfig
-    from gateway.simulator.faults import Fault
+    from gateway.simulator.faults import ScriptedFault
 
     Route = Callable[[HttpRequest], Awaitable[HttpReply]]
 
@@ -71,7 +71,7 @@ class Simulator:
         self._gate = make_gate(config)
         self._rules: list[faults.Rule] = []
         self._stats = Stats()
-        self._adapters = adapters.Adapters(config.models, config.lora)
+        self._adapters = adapters.LoadedAdapters(config.models, config.lora)
         self._rng = random.Random()
         self._draining = False
         self._released = asyncio.Event()
@@ -216,7 +216,7 @@ class Simulator:
         choices = completion.generate(ask, 0, raw_logprobs=self._config.raw_logprobs)
         return self._reply(request.path, ask, choices, PROBE_REQUEST_ID)
 
-    async def _before_execution(self, fault: Fault | None) -> HttpReply | None:
+    async def _before_execution(self, fault: ScriptedFault | None) -> HttpReply | None:
         """Misbehaviour that happens without any generation; its reply, if it has one."""
         if fault is None:
             return None
@@ -227,7 +227,7 @@ class Simulator:
             return _scripted(fault)
         return None
 
-    async def _execute(self, ask: Ask, sample: str, fault: Fault | None) -> list[Choice]:
+    async def _execute(self, ask: Ask, sample: str, fault: ScriptedFault | None) -> list[Choice]:
         started = False
 
         def start() -> None:
@@ -251,7 +251,7 @@ class Simulator:
         fresh_seed = self._rng.randrange(oracle.UNSEEDED)
         return completion.generate(ask, fresh_seed, raw_logprobs=self._config.raw_logprobs)
 
-    async def _misbehave_while_running(self, fault: Fault) -> None:
+    async def _misbehave_while_running(self, fault: ScriptedFault) -> None:
         if fault.kind == "delay":
             await asyncio.sleep(fault.delay_s)
         elif fault.kind == "hold":
@@ -262,8 +262,8 @@ class Simulator:
             await asyncio.sleep(fault.delay_s)
             raise Dropped
 
-    def _served(self) -> Served:
-        return Served(self._config.models, self._adapters.paths, self._config.max_model_len)
+    def _served(self) -> ServedModels:
+        return ServedModels(self._config.models, self._adapters.paths, self._config.max_model_len)
 
     # -- the rest of vLLM
 
@@ -360,7 +360,7 @@ def _model_of(document: Any) -> str:
     return str(document.get("model", "")) if isinstance(document, dict) else ""
 
 
-def _scripted(fault: Fault) -> HttpReply:
+def _scripted(fault: ScriptedFault) -> HttpReply:
     body = fault.options.get("body", "")
     text = isinstance(body, str)
     return HttpReply(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from gateway.bench.load.replies import Broken
+from gateway.bench.load.replies import SampleFailure
 from shared.core.result import SampleResult, SequenceResult, StopReason
 from shared.wire.sdk.result import encode_sample_response
 
@@ -44,9 +44,9 @@ def result_of(tokens: list[int], seed: int) -> bytes:
 
 
 class StubVerifier:
-    def complaint(self, payload: bytes, wanted: Sample) -> Broken | None:
+    def complaint(self, payload: bytes, wanted: Sample) -> SampleFailure | None:
         ok = payload == result_of(wanted.prompt.tolist(), wanted.seed)
-        return None if ok else Broken("wrong tokens", "not the digest of this prompt", wrong=True)
+        return None if ok else SampleFailure("wrong tokens", "not the digest of this prompt", wrong=True)
 
 
 class Stub:

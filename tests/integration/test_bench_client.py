@@ -14,8 +14,8 @@ from aiohttp import web
 from gateway.bench.load import client as client_module
 from gateway.bench.load.client import SdkClient, SetupFailed
 from gateway.bench.load.pacing import MAX_SUBMITS
-from gateway.bench.load.tally import Tally
-from gateway.bench.load.transport import parse_target
+from gateway.bench.load.tally import LoadTally
+from gateway.bench.load.transport import parse_address
 from gateway.bench.load.workload import Workload
 from shared.clock import SystemClock
 from tests.integration.bench_stub import MODEL, Fault, Stub, StubVerifier, running
@@ -50,12 +50,12 @@ async def load(
     source_ip: str | None = None,
     heartbeat_s: float = 60.0,
     **trouble: Any,
-) -> tuple[Tally, SdkClient]:
+) -> tuple[LoadTally, SdkClient]:
     async with running(stub) as url:
-        tally = Tally()
+        tally = LoadTally()
         workload = Workload(seed=SEED, model=MODEL, prompt_tokens=16, trouble_within_s=0.05, **trouble)
         client = SdkClient(
-            parse_target(url, source_ip),
+            parse_address(url, source_ip),
             "tml-test",
             workload,
             StubVerifier(),

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Final
 from gateway.bench.load import requests
 from gateway.bench.load.pacing import SubmitGate, at_most, backpressure_pause_s
 from gateway.bench.load.reactions import Act, Streak, on_asample, on_setup, resubmit_delay_s
-from gateway.bench.load.replies import Broken, Gone, Promise, detail_of, event_of, read_flag, read_promise, read_text
+from gateway.bench.load.replies import (
+    Promise,
+    PromiseLost,
+    SampleFailure,
+    detail_of,
+    event_of,
+    read_flag,
+    read_promise,
+    read_text,
+)
 from gateway.bench.load.retrieval import Retriever
 from gateway.bench.load.session_poll import SessionPoller
 from gateway.bench.load.transport import ConnectionPool, NoReply
@@ -25,9 +34,9 @@ from gateway.simulator.stats import Traffic
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gateway.bench.load.requests import Endpoint
-    from gateway.bench.load.tally import Tally
-    from gateway.bench.load.transport import Reply, Target
+    from gateway.bench.load.requests import RequestTemplate
+    from gateway.bench.load.tally import LoadTally
+    from gateway.bench.load.transport import GatewayAddress, GatewayReply
     from gateway.bench.load.verification import Verifier
     from gateway.bench.load.workload import Sample, Workload
     from shared.clock import Clock
@@ -48,11 +57,11 @@ class SdkClient:
 
     def __init__(
         self,
-        target: Target,
+        target: GatewayAddress,
         api_key: str,
         workload: Workload,
         verifier: Verifier,
-        tally: Tally,
+        tally: LoadTally,
         clock: Clock,
         *,
         session_poll: bool | None = None,
@@ -64,7 +73,7 @@ class SdkClient:
         self._clock = clock
         self._session_poll = session_poll
         self._heartbeat_s = heartbeat_s
-        self._endpoints = requests.Endpoints(target, api_key)
+        self._endpoints = requests.RequestTemplates(target, api_key)
         self._session_pool = ConnectionPool(target)
         self._submit_pool = ConnectionPool(target)
         self._retrieve_pool = ConnectionPool(target)
@@ -143,7 +152,7 @@ class SdkClient:
         started_s = self._clock.monotonic_s()
         resubmissions = 0
         outcome, posted_s = await self._attempt(wanted)
-        while isinstance(outcome, Gone):
+        while isinstance(outcome, PromiseLost):
             await asyncio.sleep(resubmit_delay_s(resubmissions, self._jitter.random()))
             resubmissions += 1
             self._tally.resubmitted += 1
@@ -151,13 +160,13 @@ class SdkClient:
         if outcome is None:
             self._tally.cancelled += 1
             return
-        broken = outcome if isinstance(outcome, Broken) else self._verifier.complaint(outcome, wanted)
+        broken = outcome if isinstance(outcome, SampleFailure) else self._verifier.complaint(outcome, wanted)
         if broken is None:
             self._tally.succeed(started_s, posted_s, self._clock.monotonic_s())
         else:
             self._tally.fail(broken.kind, f"sample {wanted.index}: {broken.detail}", wrong=broken.wrong)
 
-    async def _attempt(self, wanted: Sample) -> tuple[bytes | Gone | Broken | None, float]:
+    async def _attempt(self, wanted: Sample) -> tuple[bytes | PromiseLost | SampleFailure | None, float]:
         """The result's bytes, None when the sample was cancelled, as it was meant to be; and when it was posted."""
         seq_id = self._next_seq_id
         self._next_seq_id += 1
@@ -177,7 +186,7 @@ class SdkClient:
 
     # submitting
 
-    async def _submit(self, wanted: Sample, seq_id: int) -> tuple[Promise | Gone | Broken, float]:
+    async def _submit(self, wanted: Sample, seq_id: int) -> tuple[Promise | PromiseLost | SampleFailure, float]:
         """What came of it, and when it passed the gate for that."""
         body = requests.asample_body(self._workload, wanted, self._sampling_session_id, seq_id)
         request = self._endpoints.asample.request(body)
@@ -197,13 +206,15 @@ class SdkClient:
                 return outcome, posted_s
             self._tally.paused += 1
 
-    async def _submit_inside(self, request: bytes, wanted: Sample, first_s: float) -> Promise | Gone | Broken | Paused:
+    async def _submit_inside(
+        self, request: bytes, wanted: Sample, first_s: float
+    ) -> Promise | PromiseLost | SampleFailure | Paused:
         streak = Streak()
         if wanted.duplicate.reply_lost:
             await self._lose_reply(request)
         while True:
             reply = await self._post_asample(request, wanted)
-            if isinstance(reply, Broken):
+            if isinstance(reply, SampleFailure):
                 return reply
             reaction, streak = on_asample(event_of(reply), streak, self._clock.monotonic_s() - first_s)
             if reaction.act is Act.ACCEPT and reply is not None:
@@ -213,7 +224,7 @@ class SdkClient:
                 continue
             return _end_of_submit(reaction.act, reply)
 
-    async def _post_asample(self, request: bytes, wanted: Sample) -> Reply | Broken | None:
+    async def _post_asample(self, request: bytes, wanted: Sample) -> GatewayReply | SampleFailure | None:
         if not wanted.duplicate.at_once:
             return await self._exchange(self._submit_pool, self._endpoints.asample, request)
         self._tally.duplicates += 1
@@ -240,14 +251,14 @@ class SdkClient:
             reply = await self._exchange(self._session_pool, self._endpoints.heartbeat, request)
             self._tally.beat(self._clock.monotonic_s() - started_s, reply is not None and reply.status == 200)
 
-    async def _set_up_id(self, endpoint: Endpoint, body: bytes, name: str) -> str:
+    async def _set_up_id(self, endpoint: RequestTemplate, body: bytes, name: str) -> str:
         reply = await self._set_up(endpoint, body)
         value = read_text(reply, name)
         if value is None:
             raise SetupFailed(f"the gateway's reply lacks {name!r}: {detail_of(reply)}")
         return value
 
-    async def _set_up(self, endpoint: Endpoint, body: bytes) -> Reply:
+    async def _set_up(self, endpoint: RequestTemplate, body: bytes) -> GatewayReply:
         streak = Streak()
         while True:
             reply, words = await self._try_set_up(endpoint, body)
@@ -258,7 +269,7 @@ class SdkClient:
                 raise SetupFailed(f"the gateway answered {endpoint.name} with {words}")
             await asyncio.sleep(reaction.delay_s)
 
-    async def _try_set_up(self, endpoint: Endpoint, body: bytes) -> tuple[Reply | None, str]:
+    async def _try_set_up(self, endpoint: RequestTemplate, body: bytes) -> tuple[GatewayReply | None, str]:
         """The reply, and what it says for a person."""
         try:
             reply = await self._session_pool.send(endpoint.request(body), endpoint.read_timeout_s)
@@ -266,27 +277,29 @@ class SdkClient:
             return None, f"nothing: {error}"
         return reply, f"{reply.status}: {detail_of(reply)}"
 
-    async def _exchange(self, pool: ConnectionPool, endpoint: Endpoint, request: bytes) -> Reply | None:
+    async def _exchange(self, pool: ConnectionPool, endpoint: RequestTemplate, request: bytes) -> GatewayReply | None:
         try:
             return await pool.send(request, endpoint.read_timeout_s)
         except NoReply:
             return None
 
 
-def _end_of_submit(act: Act, reply: Reply | None) -> Gone | Broken | Paused:
+def _end_of_submit(act: Act, reply: GatewayReply | None) -> PromiseLost | SampleFailure | Paused:
     if act is Act.PAUSE:
         return Paused()
     if act is Act.RESUBMIT:
-        return Gone()
-    return Broken(f"asample {reply.status if reply is not None else 0}", detail_of(reply))
+        return PromiseLost()
+    return SampleFailure(f"asample {reply.status if reply is not None else 0}", detail_of(reply))
 
 
-def _same_promise(first: Reply | None, second: Reply | None, num_samples: int) -> Reply | Broken | None:
+def _same_promise(
+    first: GatewayReply | None, second: GatewayReply | None, num_samples: int
+) -> GatewayReply | SampleFailure | None:
     """The reply to go on with; the two must promise the same sample when both were accepted."""
     if first is None or first.status != 200:
         return second
     if second is not None and second.status == 200:
         promised = read_promise(first, num_samples)
         if promised != (repeated := read_promise(second, num_samples)):
-            return Broken("duplicate promised another sample", f"{promised} and {repeated}", wrong=True)
+            return SampleFailure("duplicate promised another sample", f"{promised} and {repeated}", wrong=True)
     return first

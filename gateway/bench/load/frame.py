@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.bench.load.tally import Tally
+    from gateway.bench.load.tally import LoadTally
 
 _PROGRESS_S: Final = 0.25
 # A plan is a line of some hundred bytes.
@@ -27,10 +27,10 @@ async def standard_input() -> asyncio.StreamReader:
 
 async def until_done(
     run: asyncio.Task[None],
-    tally: Tally,
+    tally: LoadTally,
     lines: asyncio.StreamReader,
     stuck_after_s: float,
-    show: Callable[[Tally], None],
+    show: Callable[[LoadTally], None],
 ) -> None:
     """Returns when `run` has ended or was cut short: by the driver's end, or when nothing ends for `stuck_after_s`.
 
@@ -49,7 +49,7 @@ async def until_done(
         run.result()
 
 
-async def _progress(tally: Tally, show: Callable[[Tally], None]) -> None:
+async def _progress(tally: LoadTally, show: Callable[[LoadTally], None]) -> None:
     while True:
         show(tally)
         await asyncio.sleep(_PROGRESS_S)
@@ -60,7 +60,7 @@ async def _cancel_at_end(lines: asyncio.StreamReader, run: asyncio.Task[None]) -
     run.cancel()
 
 
-async def _cancel_when_stuck(tally: Tally, after_s: float, run: asyncio.Task[None]) -> None:
+async def _cancel_when_stuck(tally: LoadTally, after_s: float, run: asyncio.Task[None]) -> None:
     """The SDK waits two hours without progress; a bench run must end in a shift."""
     ended = -1
     while tally.ended != ended:

@@ -37,7 +37,7 @@ class Go(msgspec.Struct, tag="go", frozen=True):
     pass
 
 
-class Ready(msgspec.Struct, tag="ready", frozen=True):
+class ClientReady(msgspec.Struct, tag="ready", frozen=True):
     """`session_poll`: None where the SDK decides, and tells nobody. `sdk_version`: None for the raw client."""
 
     session_poll: bool | None
@@ -52,7 +52,7 @@ class Progress(msgspec.Struct, tag="progress", frozen=True):
     cancelled: int
 
 
-class Report(msgspec.Struct, tag="report", frozen=True, kw_only=True):
+class ClientReport(msgspec.Struct, tag="report", frozen=True, kw_only=True):
     """`submit_s`, `latency_s`: float32 little-endian; `spans_s`, `promises_s`: float64[n, 2] (tally.py).
 
     `cpu_seconds`: user + system, from Go to the last sample. None: what happens inside the SDK, where nobody counts.
@@ -91,7 +91,7 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True):
     message: str
 
 
-FromClient = Ready | Progress | Report | Trouble
+FromClient = ClientReady | Progress | ClientReport | Trouble
 ToClient = Plan | Go
 
 # A report of a million samples is some 54 MB of base64.

@@ -14,9 +14,9 @@ from gateway.bench.load import messages
 from gateway.bench.load.client import SdkClient, SetupFailed
 from gateway.bench.load.expected import simulator_oracle
 from gateway.bench.load.frame import standard_input, until_done
-from gateway.bench.load.messages import Plan, Progress, Ready, Report, Trouble
-from gateway.bench.load.tally import Tally
-from gateway.bench.load.transport import parse_target
+from gateway.bench.load.messages import ClientReady, ClientReport, Plan, Progress, Trouble
+from gateway.bench.load.tally import LoadTally
+from gateway.bench.load.transport import parse_address
 from gateway.bench.load.verification import ResultVerifier
 from gateway.machine.collector import calm_collector
 from shared.clock import SystemClock
@@ -48,18 +48,18 @@ async def _serve_driver() -> None:
 
 
 async def _work(plan: Plan, lines: asyncio.StreamReader) -> None:
-    tally = Tally()
+    tally = LoadTally()
     client = _client(plan, tally)
     try:
         await client.open()
-        _say(Ready(client.uses_session_poll))
+        _say(ClientReady(client.uses_session_poll))
         if await lines.readline():
             await _load(plan, client, tally, lines)
     finally:
         client.close()
 
 
-async def _load(plan: Plan, client: SdkClient, tally: Tally, lines: asyncio.StreamReader) -> None:
+async def _load(plan: Plan, client: SdkClient, tally: LoadTally, lines: asyncio.StreamReader) -> None:
     calm_collector()
     cpu_s = time.process_time()
     run = asyncio.create_task(client.run(iter(range(plan.first, plan.samples, plan.step)), plan.concurrency))
@@ -67,9 +67,9 @@ async def _load(plan: Plan, client: SdkClient, tally: Tally, lines: asyncio.Stre
     _say(_report(client, tally, time.process_time() - cpu_s))
 
 
-def _client(plan: Plan, tally: Tally) -> SdkClient:
+def _client(plan: Plan, tally: LoadTally) -> SdkClient:
     return SdkClient(
-        parse_target(plan.url, plan.source_ip),
+        parse_address(plan.url, plan.source_ip),
         plan.api_key,
         plan.workload,
         ResultVerifier(plan.workload, simulator_oracle(plan.workload) if plan.verify else None),
@@ -80,15 +80,15 @@ def _client(plan: Plan, tally: Tally) -> SdkClient:
     )
 
 
-def _show(tally: Tally) -> None:
+def _show(tally: LoadTally) -> None:
     # What was lost and is submitted again is one sample all the same.
     submitted = tally.submitted - tally.resubmitted
     _say(Progress(submitted, tally.completed, tally.failed, tally.wrong, tally.cancelled))
 
 
-def _report(client: SdkClient, tally: Tally, cpu_seconds: float) -> Report:
+def _report(client: SdkClient, tally: LoadTally, cpu_seconds: float) -> ClientReport:
     traffic = client.traffic
-    return Report(
+    return ClientReport(
         completed=tally.completed,
         failed=tally.failed,
         wrong=tally.wrong,

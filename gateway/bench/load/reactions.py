@@ -1,7 +1,7 @@
 """What the public SDK does with each reply, as tables and pure functions.
 
 The load client behaves like the SDK only as far as these tables say so; the client's coroutines ask them and obey. A
-reply is first reduced to an `Event`, the event to a row of the endpoint's table, and the row to a `Reaction`.
+reply is first reduced to an `ReplyEvent`, the event to a row of the endpoint's table, and the row to a `Reaction`.
 
 What is left out, on purpose: the two-hour stuck detection and the one-hour billing window, which no bench run outlives.
 """
@@ -26,7 +26,7 @@ _TOLERATED_400S: Final = 3
 _SETUP_RETRIES: Final = 10
 
 
-class Event(NamedTuple):
+class ReplyEvent(NamedTuple):
     """What came back. `status` 0: nothing, the connection failed or the time was up.
 
     `bare` marks a 400 without a positive Content-Length, which the SDK takes for a proxy's glitch; `pending` a 408
@@ -129,12 +129,12 @@ class Streak:
     bad_requests: int = 0
 
 
-def row(table: Mapping[str, Row], event: Event) -> Row:
+def row(table: Mapping[str, Row], event: ReplyEvent) -> Row:
     """The table's word on `event`; an exact status goes before its class."""
     return next(table[name] for name in _names(event) if name in table)
 
 
-def on_asample(event: Event, streak: Streak, elapsed_s: float) -> tuple[Reaction, Streak]:
+def on_asample(event: ReplyEvent, streak: Streak, elapsed_s: float) -> tuple[Reaction, Streak]:
     """`elapsed_s`: since the first attempt under this seq_id."""
     verdict = row(ASAMPLE, event)
     if verdict is Row.BACKPRESSURE:
@@ -148,7 +148,7 @@ def on_asample(event: Event, streak: Streak, elapsed_s: float) -> tuple[Reaction
     return _plain(verdict), streak
 
 
-def on_retrieve(event: Event, streak: Streak) -> tuple[Reaction, Streak]:
+def on_retrieve(event: ReplyEvent, streak: Streak) -> tuple[Reaction, Streak]:
     verdict = row(RETRIEVE, event)
     if verdict is Row.BACK_OFF:
         return Reaction(Act.AGAIN, back_off_s(streak.failures)), replace(streak, failures=streak.failures + 1)
@@ -159,14 +159,14 @@ def on_retrieve(event: Event, streak: Streak) -> tuple[Reaction, Streak]:
     return _plain(verdict), calm
 
 
-def on_session_poll(event: Event, streak: Streak) -> tuple[Reaction, Streak]:
+def on_session_poll(event: ReplyEvent, streak: Streak) -> tuple[Reaction, Streak]:
     verdict = row(SESSION_POLL, event)
     if verdict is Row.SECOND_400:
         return _tolerate(streak, SESSION_POLL_RETRY_S)
     return _plain(verdict), Streak()
 
 
-def on_setup(event: Event, streak: Streak) -> tuple[Reaction, Streak]:
+def on_setup(event: ReplyEvent, streak: Streak) -> tuple[Reaction, Streak]:
     verdict = row(SETUP, event)
     if verdict is not Row.BACK_OFF:
         return _plain(verdict), streak
@@ -206,7 +206,7 @@ _PLAIN: Final = {
 }
 
 
-def _names(event: Event) -> tuple[str, ...]:
+def _names(event: ReplyEvent) -> tuple[str, ...]:
     if event.status == 0:
         return ("no reply",)
     exact = "bare 400" if event.bare else str(event.status)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gateway.bench.load.reactions import Event
+from gateway.bench.load.reactions import ReplyEvent
 from gateway.bench.load.requests import PROTOBUF
 
 if TYPE_CHECKING:
-    from gateway.bench.load.transport import Reply
+    from gateway.bench.load.transport import GatewayReply
 
 _DETAIL_BYTES: Final = 300
 
@@ -23,7 +23,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class SampleFailure:
     """The SDK's user sees an error. `kind` is one of a bounded set of words."""
 
     kind: str
@@ -33,7 +33,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class PromiseLost:
     """The promise is lost; the SDK submits again under a new seq_id."""
 
 
@@ -64,74 +64,76 @@ class Completions:
     cursor: int
 
 
-def event_of(reply: Reply | None) -> Event:
+def event_of(reply: GatewayReply | None) -> ReplyEvent:
     if reply is None:
-        return Event(0)
-    return Event(
+        return ReplyEvent(0)
+    return ReplyEvent(
         reply.status,
         bare=reply.status == 400 and not reply.has_length,
         pending=reply.status == 408 and _json_object(reply.body) is not None,
     )
 
 
-def detail_of(reply: Reply | None) -> str:
+def detail_of(reply: GatewayReply | None) -> str:
     """The reply's own words, for a person."""
     return "no reply" if reply is None else reply.body[:_DETAIL_BYTES].decode("utf-8", "replace")
 
 
-def read_promise(reply: Reply, num_samples: int) -> Promise | Broken:
+def read_promise(reply: GatewayReply, num_samples: int) -> Promise | SampleFailure:
     body = _json_object(reply.body) or {}
     request_id, sequence_ids = body.get("request_id"), body.get("sample_sequence_ids")
     if not isinstance(request_id, str) or not isinstance(sequence_ids, list):
-        return Broken("promise malformed", detail_of(reply), wrong=True)
+        return SampleFailure("promise malformed", detail_of(reply), wrong=True)
     if len(sequence_ids) != num_samples or len(set(sequence_ids)) != num_samples:
-        return Broken(
+        return SampleFailure(
             "promise malformed", f"{num_samples} distinct sequence ids wanted, got {sequence_ids}", wrong=True
         )
     return Promise(request_id, tuple(sequence_ids))
 
 
-def read_result(reply: Reply, metadata_allowed: bool) -> Payload | Again | Broken:
+def read_result(reply: GatewayReply, metadata_allowed: bool) -> Payload | Again | SampleFailure:
     """A 200 of `retrieve_future`, in the order in which the SDK (0.25 and later) looks at it."""
     if PROTOBUF in reply.content_type:
         return Payload(reply.body)
     body = _json_object(reply.body)
     if body is None:
-        return Broken("result malformed", f"{reply.content_type or 'no content type'}: {detail_of(reply)}", wrong=True)
+        return SampleFailure(
+            "result malformed", f"{reply.content_type or 'no content type'}: {detail_of(reply)}", wrong=True
+        )
     if body.get("type") == "try_again":
         return Again(metadata_allowed)
     if body.get("status") == "complete_metadata":
         return _after_metadata(metadata_allowed)
     if "error" in body:
-        return Broken(f"error, category {body.get('category')}", str(body["error"]), acknowledged=True)
-    return Broken("result malformed", "JSON where protobuf was asked for", wrong=True)
+        return SampleFailure(f"error, category {body.get('category')}", str(body["error"]), acknowledged=True)
+    return SampleFailure("result malformed", "JSON where protobuf was asked for", wrong=True)
 
 
-def read_completions(reply: Reply) -> Completions | Broken:
+def read_completions(reply: GatewayReply) -> Completions | SampleFailure:
     body = _json_object(reply.body) or {}
     entries, cursor = body.get("completions"), body.get("cursor")
     if not isinstance(entries, list) or not isinstance(cursor, int):
-        return Broken("session poll malformed", detail_of(reply), wrong=True)
+        return SampleFailure("session poll malformed", detail_of(reply), wrong=True)
     parsed = [_completion(entry) for entry in entries]
     if any(entry is None for entry in parsed):
-        return Broken("session poll malformed", detail_of(reply), wrong=True)
+        return SampleFailure("session poll malformed", detail_of(reply), wrong=True)
     return Completions(tuple(entry for entry in parsed if entry is not None), cursor)
 
 
-def read_text(reply: Reply, name: str) -> str | None:
+def read_text(reply: GatewayReply, name: str) -> str | None:
     """One string field of a JSON object; None when it is not there."""
     value = (_json_object(reply.body) or {}).get(name)
     return value if isinstance(value, str) else None
 
 
-def read_flag(reply: Reply, name: str) -> bool:
+def read_flag(reply: GatewayReply, name: str) -> bool:
     return (_json_object(reply.body) or {}).get(name) is True
 
 
-def _after_metadata(metadata_allowed: bool) -> Again | Broken:
+def _after_metadata(metadata_allowed: bool) -> Again | SampleFailure:
     if metadata_allowed:
         return Again(allow_metadata_only=False)
-    return Broken("result malformed", "a second complete_metadata, which nobody asked for", wrong=True)
+    return SampleFailure("result malformed", "a second complete_metadata, which nobody asked for", wrong=True)
 
 
 def _completion(entry: Any) -> Completion | None:

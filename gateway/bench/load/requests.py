@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 if TYPE_CHECKING:
-    from gateway.bench.load.transport import Target
+    from gateway.bench.load.transport import GatewayAddress
     from gateway.bench.load.workload import Sample, Workload
 
 SDK_VERSION: Final = "0.38.0"
@@ -33,11 +33,11 @@ _HEAD: Final = (
 )
 
 
-class Endpoint:
+class RequestTemplate:
     """One path with everything of its requests that does not change. `read_timeout_s`: the SDK's own."""
 
     def __init__(
-        self, target: Target, api_key: str, name: str, read_timeout_s: int, accept: str = JSON, extra: str = ""
+        self, target: GatewayAddress, api_key: str, name: str, read_timeout_s: int, accept: str = JSON, extra: str = ""
     ) -> None:
         self.name = name
         self.read_timeout_s = read_timeout_s
@@ -55,21 +55,21 @@ class Endpoint:
         return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
 
 
-class Endpoints:
+class RequestTemplates:
     """Every path that the load client posts to."""
 
-    def __init__(self, target: Target, api_key: str) -> None:
-        self.client_config = Endpoint(target, api_key, "client/config", 60)
-        self.create_session = Endpoint(target, api_key, "create_session", 60)
-        self.create_sampling_session = Endpoint(target, api_key, "create_sampling_session", 60)
-        self.heartbeat = Endpoint(target, api_key, "session_heartbeat", 10)
-        self.asample = Endpoint(target, api_key, "asample", 60, extra="X-Tinker-Sampling-Backpressure: 1\r\n")
-        self.retrieve_future = Endpoint(
+    def __init__(self, target: GatewayAddress, api_key: str) -> None:
+        self.client_config = RequestTemplate(target, api_key, "client/config", 60)
+        self.create_session = RequestTemplate(target, api_key, "create_session", 60)
+        self.create_sampling_session = RequestTemplate(target, api_key, "create_sampling_session", 60)
+        self.heartbeat = RequestTemplate(target, api_key, "session_heartbeat", 10)
+        self.asample = RequestTemplate(target, api_key, "asample", 60, extra="X-Tinker-Sampling-Backpressure: 1\r\n")
+        self.retrieve_future = RequestTemplate(
             target, api_key, "retrieve_future", 45, PROTOBUF, "X-Tinker-Request-Type: Sample\r\n"
         )
-        self.retrieve_futures = Endpoint(target, api_key, "retrieve_futures", 45)
-        self.acknowledge = Endpoint(target, api_key, "retrieve_futures", 5)
-        self.cancel_future = Endpoint(target, api_key, "cancel_future", 30)
+        self.retrieve_futures = RequestTemplate(target, api_key, "retrieve_futures", 45)
+        self.acknowledge = RequestTemplate(target, api_key, "retrieve_futures", 5)
+        self.cancel_future = RequestTemplate(target, api_key, "cancel_future", 30)
 
 
 def client_config_body() -> bytes:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.bench.load import requests
 from gateway.bench.load.reactions import Act, Reaction, Streak, on_retrieve
-from gateway.bench.load.replies import Again, Broken, Gone, Payload, detail_of, event_of, read_result
+from gateway.bench.load.replies import Again, Payload, PromiseLost, SampleFailure, detail_of, event_of, read_result
 from gateway.bench.load.transport import NoReply
 from gateway.bench.load.workload import abandon_after_s
 
 if TYPE_CHECKING:
-    from gateway.bench.load.requests import Endpoints
+    from gateway.bench.load.requests import RequestTemplates
     from gateway.bench.load.session_poll import SessionPoller
-    from gateway.bench.load.tally import Tally
-    from gateway.bench.load.transport import ConnectionPool, Reply
+    from gateway.bench.load.tally import LoadTally
+    from gateway.bench.load.transport import ConnectionPool, GatewayReply
     from gateway.bench.load.workload import Workload
 
 
@@ -33,10 +33,10 @@ class Retriever:
     def __init__(
         self,
         pool: ConnectionPool,
-        endpoints: Endpoints,
+        endpoints: RequestTemplates,
         poller: SessionPoller | None,
         workload: Workload,
-        tally: Tally,
+        tally: LoadTally,
     ) -> None:
         self._pool = pool
         self._endpoints = endpoints
@@ -45,15 +45,15 @@ class Retriever:
         self._tally = tally
         self._fetch_s = None if poller is None else _READY_FETCH_S
 
-    async def result(self, request_id: str, index: int) -> bytes | Gone | Broken:
+    async def result(self, request_id: str, index: int) -> bytes | PromiseLost | SampleFailure:
         """The result's protobuf bytes; `index` decides which of its polls are abandoned."""
         if self._poller is None:
             return _bytes(await self._fetch(request_id, index, metadata=True))
         completion = await self._poller.completion(request_id)
-        if isinstance(completion, Broken):
+        if isinstance(completion, SampleFailure):
             return completion
         outcome = await self._fetch(request_id, index, metadata=completion.size_bytes == 0)
-        if isinstance(outcome, Payload) or (isinstance(outcome, Broken) and outcome.acknowledged):
+        if isinstance(outcome, Payload) or (isinstance(outcome, SampleFailure) and outcome.acknowledged):
             self._poller.acknowledge(request_id)
         return _bytes(outcome)
 
@@ -65,7 +65,7 @@ class Retriever:
             # As in the SDK: a cancel that fails is only a generation wasted.
             return
 
-    async def _fetch(self, request_id: str, index: int, *, metadata: bool) -> Payload | Gone | Broken:
+    async def _fetch(self, request_id: str, index: int, *, metadata: bool) -> Payload | PromiseLost | SampleFailure:
         streak = Streak()
         abandoned = poll = 0
         while True:
@@ -83,7 +83,9 @@ class Retriever:
                 continue
             return outcome
 
-    async def _poll(self, request_id: str, metadata: bool, drop_after_s: float | None) -> Reply | Abandoned | None:
+    async def _poll(
+        self, request_id: str, metadata: bool, drop_after_s: float | None
+    ) -> GatewayReply | Abandoned | None:
         self._tally.polls += 1
         endpoint = self._endpoints.retrieve_future
         request = endpoint.request(requests.retrieve_future_body(request_id, metadata))
@@ -104,15 +106,17 @@ async def _pause(reaction: Reaction) -> None:
         await asyncio.sleep(reaction.delay_s)
 
 
-def _outcome(reaction: Reaction, reply: Reply | None, metadata: bool) -> Payload | Again | Gone | Broken:
+def _outcome(
+    reaction: Reaction, reply: GatewayReply | None, metadata: bool
+) -> Payload | Again | PromiseLost | SampleFailure:
     if reaction.act is Act.ACCEPT and reply is not None:
         return read_result(reply, metadata)
     if reaction.act is Act.AGAIN:
         return Again(metadata)
     if reaction.act is Act.RESUBMIT:
-        return Gone()
-    return Broken(f"retrieve {reply.status if reply is not None else 0}", detail_of(reply))
+        return PromiseLost()
+    return SampleFailure(f"retrieve {reply.status if reply is not None else 0}", detail_of(reply))
 
 
-def _bytes(outcome: Payload | Gone | Broken) -> bytes | Gone | Broken:
+def _bytes(outcome: Payload | PromiseLost | SampleFailure) -> bytes | PromiseLost | SampleFailure:
     return outcome.data if isinstance(outcome, Payload) else outcome

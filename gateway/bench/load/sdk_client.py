@@ -20,7 +20,7 @@ import numpy as np
 from gateway.bench.load.expected import Difference, difference, simulator_oracle
 from gateway.bench.load.frame import standard_input, until_done
 from gateway.bench.load.pacing import at_most
-from gateway.bench.load.tally import Tally
+from gateway.bench.load.tally import LoadTally
 from gateway.bench.load.workload import Workload, sample
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def complaint(result: Any, wanted: Sample, num_samples: int, oracle: Oracle | No
     return None
 
 
-def report_of(tally: Tally, cpu_seconds: float) -> dict[str, Any]:
-    """The fields of `messages.Report` that can be known here; bytes as base64, as msgspec reads them."""
+def report_of(tally: LoadTally, cpu_seconds: float) -> dict[str, Any]:
+    """The fields of `messages.ClientReport` that can be known here; bytes as base64, as msgspec reads them."""
     counts = ("completed", "failed", "wrong", "cancelled", "resubmitted", "duplicates", "abandoned_polls")
     values = ("submit_s", "latency_s", "spans_s", "promises_s")
     return {
@@ -99,7 +99,7 @@ class SdkLoad:
     """Samples through `client`, a `tinker.SamplingClient`, each compared with what it must be."""
 
     def __init__(self, client: Any, workload: Workload, *, verify: bool) -> None:
-        self.tally = Tally()
+        self.tally = LoadTally()
         self._client = client
         self._workload = workload
         self._oracle = simulator_oracle(workload) if verify else None
@@ -136,7 +136,7 @@ async def _awaited(future: Any) -> Any:
     return await (future if hasattr(future, "__await__") else asyncio.wrap_future(future))
 
 
-def _show(tally: Tally) -> None:
+def _show(tally: LoadTally) -> None:
     told = ("submitted", "completed", "failed", "wrong", "cancelled")
     _say("progress", **{name: getattr(tally, name) for name in told})
 

@@ -10,40 +10,42 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from gateway.bench.load.reactions import Act, Streak, on_session_poll
-from gateway.bench.load.replies import Broken, Completion, detail_of, event_of, read_completions
+from gateway.bench.load.replies import Completion, SampleFailure, detail_of, event_of, read_completions
 from gateway.bench.load.requests import retrieve_futures_body
 from gateway.bench.load.transport import NoReply
 
 if TYPE_CHECKING:
-    from gateway.bench.load.requests import Endpoints
-    from gateway.bench.load.tally import Tally
-    from gateway.bench.load.transport import ConnectionPool, Reply
+    from gateway.bench.load.requests import RequestTemplates
+    from gateway.bench.load.tally import LoadTally
+    from gateway.bench.load.transport import ConnectionPool, GatewayReply
 
 # The SDK looks once more after the last completion, before it rests.
 _IDLE_POLLS: Final = 1
 
 
 class SessionPoller:
-    def __init__(self, pool: ConnectionPool, endpoints: Endpoints, sampling_session_id: str, tally: Tally) -> None:
+    def __init__(
+        self, pool: ConnectionPool, endpoints: RequestTemplates, sampling_session_id: str, tally: LoadTally
+    ) -> None:
         self._pool = pool
         self._endpoints = endpoints
         self._sampling_session_id = sampling_session_id
         self._tally = tally
-        self._awaited: dict[str, asyncio.Future[Completion | Broken]] = {}
+        self._awaited: dict[str, asyncio.Future[Completion | SampleFailure]] = {}
         self._early: dict[str, Completion] = {}
         self._unacknowledged: set[str] = set()
         self._cursor = 0
         self._idle_polls_left = 0
         self._wanted = asyncio.Event()
-        self._ended: Broken | None = None
+        self._ended: SampleFailure | None = None
 
-    async def completion(self, request_id: str) -> Completion | Broken:
-        """Waits until the session poll names this sample; `Broken` once the poll has ended for good."""
+    async def completion(self, request_id: str) -> Completion | SampleFailure:
+        """Waits until the session poll names this sample; `SampleFailure` once the poll has ended for good."""
         if self._ended is not None:
             return self._ended
         if (early := self._early.pop(request_id, None)) is not None:
             return early
-        future: asyncio.Future[Completion | Broken] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Completion | SampleFailure] = asyncio.get_running_loop().create_future()
         self._awaited[request_id] = future
         self._wanted.set()
         try:
@@ -82,12 +84,12 @@ class SessionPoller:
             self._take(reply)
         elif reaction.act is Act.FATAL:
             status = reply.status if reply is not None else 0
-            self._end(Broken(f"session poll {status}", detail_of(reply)))
+            self._end(SampleFailure(f"session poll {status}", detail_of(reply)))
         else:
             await asyncio.sleep(reaction.delay_s)
         return streak
 
-    async def _exchange(self, acknowledged: list[str], timeout_s: float | None) -> Reply | None:
+    async def _exchange(self, acknowledged: list[str], timeout_s: float | None) -> GatewayReply | None:
         self._tally.session_polls += 1
         endpoint = self._endpoints.retrieve_futures if timeout_s is None else self._endpoints.acknowledge
         body = retrieve_futures_body(self._sampling_session_id, self._cursor, acknowledged, timeout_s)
@@ -96,9 +98,9 @@ class SessionPoller:
         except NoReply:
             return None
 
-    def _take(self, reply: Reply) -> None:
+    def _take(self, reply: GatewayReply) -> None:
         news = read_completions(reply)
-        if isinstance(news, Broken):
+        if isinstance(news, SampleFailure):
             self._end(news)
             return
         self._cursor = news.cursor
@@ -114,7 +116,7 @@ class SessionPoller:
         elif not future.done():
             future.set_result(entry)
 
-    def _end(self, reason: Broken) -> None:
+    def _end(self, reason: SampleFailure) -> None:
         self._ended = reason
         for future in self._awaited.values():
             if not future.done():

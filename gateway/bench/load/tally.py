@@ -12,7 +12,7 @@ MAX_EXAMPLES: Final = 5
 
 
 @dataclass(slots=True)
-class Tally:
+class LoadTally:
     """`submit_s`: from the first post to the promise; `latency_s`: from the user's call to the checked result.
 
     Pairs of monotonic times, which all processes of a machine share: `spans_s`, of each success the last submission

@@ -42,7 +42,7 @@ class NoReply(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class GatewayReply:
     status: int
     content_type: str
     body: bytes = field(repr=False)
@@ -50,7 +50,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class GatewayAddress:
     """Where the gateway is, and which local address (None: any) to come from."""
 
     host: str
@@ -64,13 +64,13 @@ class Target:
         return f"{host}:{self.port}"
 
 
-def parse_target(url: str, source_ip: str | None = None) -> Target:
+def parse_address(url: str, source_ip: str | None = None) -> GatewayAddress:
     """Raises `ValueError` for anything but `http://host[:port][/prefix]`."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         hint = f"; {_WITHOUT_TLS}" if parts.scheme == "https" else ""
         raise ValueError(f"{url!r} is not an address the load client can use: it speaks http://HOST:PORT only{hint}")
-    return Target(parts.hostname, parts.port or 80, parts.path.rstrip("/"), source_ip)
+    return GatewayAddress(parts.hostname, parts.port or 80, parts.path.rstrip("/"), source_ip)
 
 
 class SilenceWatch:
@@ -78,15 +78,15 @@ class SilenceWatch:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._waiting: set[Connection] = set()
+        self._waiting: set[ClientConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         self._waiting.add(connection)
         if self._timer is None:
             self._timer = self._loop.call_later(_SILENCE_LOOK_S, self._look)
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: ClientConnection) -> None:
         self._waiting.discard(connection)
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class SilenceWatch:
         self._timer = self._loop.call_later(_SILENCE_LOOK_S, self._look) if self._waiting else None
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection, one exchange at a time."""
 
     def __init__(self, traffic: Traffic, silence: SilenceWatch) -> None:
@@ -108,14 +108,14 @@ class Connection(asyncio.Protocol):
         self._silence = silence
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[Reply] | None = None
+        self._waiter: asyncio.Future[GatewayReply] | None = None
         self._last_read_s = 0.0
         self._read_timeout_s = 0.0
         self.idle_since_s = 0.0
         self.usable = False
         self._start_message()
 
-    def exchange(self, request: bytes, read_timeout_s: float) -> asyncio.Future[Reply]:
+    def exchange(self, request: bytes, read_timeout_s: float) -> asyncio.Future[GatewayReply]:
         """Writes one request; the future ends with the reply or with `NoReply`."""
         waiter = self._waiter = self._loop.create_future()
         if not self.usable or self._transport is None:
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        reply = Reply(self._parser.get_status_code(), self._content_type, body, self._has_length)
+        reply = GatewayReply(self._parser.get_status_code(), self._content_type, body, self._has_length)
         self.usable = self._parser.should_keep_alive()
         self._start_message()
         waiter = self._release()
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
         self._fail(f"nothing read for {self._read_timeout_s:g} s")
         self.abort()
 
-    def _release(self) -> asyncio.Future[Reply] | None:
+    def _release(self) -> asyncio.Future[GatewayReply] | None:
         self._silence.discard(self)
         waiter, self._waiter = self._waiter, None
         return waiter
@@ -207,7 +207,7 @@ class Connection(asyncio.Protocol):
             waiter.set_exception(NoReply(reason))
 
 
-async def connect(target: Target, make: Callable[[], Connection]) -> Connection:
+async def connect(target: GatewayAddress, make: Callable[[], ClientConnection]) -> ClientConnection:
     """Raises `NoReply` when no connection comes about."""
     try:
         if target.source_ip is not None:
@@ -219,7 +219,9 @@ async def connect(target: Target, make: Callable[[], Connection]) -> Connection:
         raise NoReply(f"cannot connect to {target.authority}: {error or 'no answer'}") from error
 
 
-async def _connect_from(source_ip: str, target: Target, make: Callable[[], Connection]) -> Connection:
+async def _connect_from(
+    source_ip: str, target: GatewayAddress, make: Callable[[], ClientConnection]
+) -> ClientConnection:
     loop, address = asyncio.get_running_loop(), (target.host, target.port)
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -243,9 +245,9 @@ class ClientObject:
     """What the SDK holds one httpx client for."""
 
     in_flight: int = 0
-    idle: deque[Connection] = field(default_factory=deque)
+    idle: deque[ClientConnection] = field(default_factory=deque)
 
-    def take_idle(self, now_s: float) -> Connection | None:
+    def take_idle(self, now_s: float) -> ClientConnection | None:
         while self.idle:
             connection = self.idle.pop()
             if connection.usable and now_s - connection.idle_since_s < IDLE_S:
@@ -253,7 +255,7 @@ class ClientObject:
             connection.close()
         return None
 
-    def put_back(self, connection: Connection, now_s: float) -> None:
+    def put_back(self, connection: ClientConnection, now_s: float) -> None:
         if not connection.usable or len(self.idle) >= MAX_IDLE_PER_OBJECT:
             connection.close()
             return
@@ -264,18 +266,18 @@ class ClientObject:
 class ConnectionPool:
     """The client objects of one kind of request (the SDK keeps apart: session, submit, retrieve, session poll)."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: GatewayAddress) -> None:
         self._target = target
         self.traffic = Traffic()
         self._silence = SilenceWatch()
-        self._make = partial(Connection, self.traffic, self._silence)
+        self._make = partial(ClientConnection, self.traffic, self._silence)
         self._loop = asyncio.get_running_loop()
         self._with_room: list[ClientObject] = []
         self._all: list[ClientObject] = []
         self.connections_opened = 0
         self.requests_sent = 0
 
-    async def send(self, request: bytes, read_timeout_s: float) -> Reply:
+    async def send(self, request: bytes, read_timeout_s: float) -> GatewayReply:
         """One exchange. Raises `NoReply`. When cancelled, the connection is dropped in the middle of it."""
         owner = self._claim()
         try:
@@ -306,7 +308,7 @@ class ConnectionPool:
             while owner.idle:
                 owner.idle.pop().close()
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> ClientConnection:
         self.connections_opened += 1
         return await connect(self._target, self._make)
 

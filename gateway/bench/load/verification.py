@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from gateway.bench.load.expected import difference
-from gateway.bench.load.replies import Broken
+from gateway.bench.load.replies import SampleFailure
 from shared.wire.sdk.result import decode_sample_response
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Verifier(Protocol):
-    def complaint(self, payload: bytes, wanted: Sample) -> Broken | None:
+    def complaint(self, payload: bytes, wanted: Sample) -> SampleFailure | None:
         """None when the encoded result is what `wanted` must give."""
         ...
 
@@ -29,7 +29,7 @@ class ResultVerifier:
         self._workload = workload
         self._oracle = oracle
 
-    def complaint(self, payload: bytes, wanted: Sample) -> Broken | None:
+    def complaint(self, payload: bytes, wanted: Sample) -> SampleFailure | None:
         try:
             result = decode_sample_response(payload)
         except ValueError as error:
@@ -39,7 +39,7 @@ class ResultVerifier:
             return complaint
         return content_complaint(result, wanted, self._oracle)
 
-    def _shape_complaint(self, result: SampleResult) -> Broken | None:
+    def _shape_complaint(self, result: SampleResult) -> SampleFailure | None:
         if len(result.sequences) != self._workload.num_samples:
             wanted = self._workload.num_samples
             return _wrong("wrong number of sequences", f"{wanted} asked for, {len(result.sequences)} came")
@@ -50,7 +50,7 @@ class ResultVerifier:
         return None
 
 
-def content_complaint(result: SampleResult, wanted: Sample, oracle: Oracle) -> Broken | None:
+def content_complaint(result: SampleResult, wanted: Sample, oracle: Oracle) -> SampleFailure | None:
     for choice, sequence in enumerate(result.sequences):
         tokens, logprobs = np.frombuffer(sequence.tokens, "<i4"), np.frombuffer(sequence.logprobs, "<f4")
         if found := difference(tokens, logprobs, wanted, choice, oracle):
@@ -58,5 +58,5 @@ def content_complaint(result: SampleResult, wanted: Sample, oracle: Oracle) -> B
     return None
 
 
-def _wrong(kind: str, detail: str) -> Broken:
-    return Broken(kind, detail, wrong=True)
+def _wrong(kind: str, detail: str) -> SampleFailure:
+    return SampleFailure(kind, detail, wrong=True)

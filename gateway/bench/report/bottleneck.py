@@ -15,7 +15,7 @@ _NOTICED_SHARE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RunUsage:
     """CPU of everything that belongs to a run, and of the machine below it."""
 
     clients: UsageLedger
@@ -25,7 +25,7 @@ class Load:
     listen_overflows: int = 0  # of the whole machine
 
 
-def warnings_of(load: Load) -> list[str]:
+def warnings_of(load: RunUsage) -> list[str]:
     """Empty when neither client, nor simulator, nor the machine was short of CPU."""
     looked_s = load.machine.looked_s
     if looked_s <= 0:
@@ -58,7 +58,7 @@ def _full(machine: MachineLedger, looked_s: float) -> str:
     )
 
 
-def _others(load: Load, looked_s: float) -> str:
+def _others(load: RunUsage, looked_s: float) -> str:
     """What ended between two looks is counted as somebody else's; nothing of a run is that short."""
     ours_s = sum(ledger.cpu_seconds or 0.0 for ledger in load.ours)
     others = (load.machine.busy_s - ours_s) / looked_s

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from gateway.bench.report import plot, series
-from gateway.bench.report.plot import Axis, Line, Mark
+from gateway.bench.report.plot import Axis, Curve, Mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,7 +107,7 @@ def _over_time(title: str, measured: Series, values: Sequence[float], marks: Seq
         (begin, end, f"{told_s(begin)} to {told_s(end)}: {told_count(value)}")
         for (begin, end), value in zip(pairwise(edges), values[1:], strict=True)
     ]
-    line = Line(list(zip(edges, values, strict=True)), _FIRST, filled=True)
+    line = Curve(list(zip(edges, values, strict=True)), _FIRST, filled=True)
     return Figure(title, plot.lines(title, x, y, [line], marks, notes))
 
 
@@ -123,7 +123,7 @@ def _health(measured: Series, marks: Sequence[Mark]) -> Figure | None:
         slowest.append(float(within.max()) if within.size else None)
     title, keys = "healthz", ((_FIRST, "median"), (_SECOND, "slowest"))
     y = _wide_axis(measured.health_s[:, 1])
-    lines = [Line(_middles(edges, slowest), _SECOND), Line(_middles(edges, medians), _FIRST)]
+    lines = [Curve(_middles(edges, slowest), _SECOND), Curve(_middles(edges, medians), _FIRST)]
     notes = [
         (begin, end, f"{told_s(begin)} to {told_s(end)}: median {told_s(median)}, slowest {told_s(worst)}")
         for (begin, end), median, worst in zip(pairwise(edges.tolist()), medians, slowest, strict=True)
@@ -139,7 +139,7 @@ def _cores(measured: Series, marks: Sequence[Mark]) -> Figure | None:
     title = "Cores in use"
     keys = tuple((kind, whose) for kind, (whose, _) in zip(_KINDS, used, strict=False))
     y = Axis(0.0, plot.round_up(max(value for _, points in used for _, value in points)), told_count)
-    lines = [Line(points, kind) for kind, (_, points) in zip(_KINDS, used, strict=False)]
+    lines = [Curve(points, kind) for kind, (_, points) in zip(_KINDS, used, strict=False)]
     edges = series.time_edges(measured).tolist()
     return Figure(title, plot.lines(title, _time_axis(edges), y, lines, marks), keys)
 
@@ -155,7 +155,7 @@ def _over_in_flight(
     # Half a step of ground on both sides: the points are what is looked at, and none lies on an axis.
     x = Axis(counts[0] / 1.3, counts[-1] * 1.3, told_count, logarithmic=True)
     y = Axis(0.0, plot.round_up(max(values)), lambda value: f"{value:,.3g}")
-    lines = [Line(row, kind, dotted=True) for row, kind in zip(rows, (_FIRST, _SECOND), strict=False)]
+    lines = [Curve(row, kind, dotted=True) for row, kind in zip(rows, (_FIRST, _SECOND), strict=False)]
     yield Figure(title, plot.lines(title, x, y, lines), keys)
 
 

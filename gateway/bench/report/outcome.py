@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from gateway.bench.report import report
-from gateway.bench.report.bottleneck import Load, warnings_of
-from gateway.bench.report.report import ChaosEvent, Client, Gateway, Redis, Report, Simulator, Tail, Wire, Wires
+from gateway.bench.report.bottleneck import RunUsage, warnings_of
+from gateway.bench.report.report import ChaosEvent, Client, Gateway, Redis, Report, SimulatorReport, Tail, Wire, Wires
 from gateway.bench.report.series import Series
 from gateway.bench.watch import procfs
 from gateway.bench.watch.chaos import recovered_after_s
@@ -53,7 +53,7 @@ class RunFacts:
     """
 
     scenario: Scenario
-    clients: Sequence[messages.Report]
+    clients: Sequence[messages.ClientReport]
     seconds: float
     session_poll: bool | None
     verified: bool
@@ -128,11 +128,11 @@ def build_report(facts: RunFacts, seen: Observations) -> Report:
     )
 
 
-def load_of(seen: Observations) -> Load:
+def load_of(seen: Observations) -> RunUsage:
     ours = (seen.workers, seen.redis, seen.clients, seen.simulators, seen.aside)
     first, last = seen.first_listen_overflows, seen.last_listen_overflows
     overflows = last - first if first is not None and last is not None else 0
-    return Load(seen.clients, seen.simulators, ours, seen.machine, overflows)
+    return RunUsage(seen.clients, seen.simulators, ours, seen.machine, overflows)
 
 
 def _gateway(seen: Observations, completed: int, reexecutions: int | None) -> Gateway:
@@ -237,7 +237,7 @@ def _pairs(parts: Iterable[bytes]) -> npt.NDArray[np.float64]:
     return np.frombuffer(b"".join(parts), dtype="<f8").reshape(-1, 2)
 
 
-def _simulator(seen: Observations, allowed_executions: int) -> Simulator | None:
+def _simulator(seen: Observations, allowed_executions: int) -> SimulatorReport | None:
     first, last = seen.first_stats, seen.last_stats
     if first is None or last is None:
         return None
@@ -250,7 +250,7 @@ def _simulator(seen: Observations, allowed_executions: int) -> Simulator | None:
     for life in lives:
         by_source_ip.update(life.get("by_source_ip") or {})
     by_source_ip.subtract(first.get("by_source_ip") or {})
-    return Simulator(
+    return SimulatorReport(
         cpu_seconds=seen.simulators.cpu_seconds,
         executions=grown("executions"),
         allowed_executions=allowed_executions,

@@ -34,11 +34,11 @@ _ENDS: Final = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`low` < `high`, both above 0 on a logarithmic axis. `told` writes a value for a person."""
+    """`low` < `high`, both above 0 on a logarithmic axis. `format` writes a value for a person."""
 
     low: float
     high: float
-    told: Callable[[float], str]
+    format: Callable[[float], str]
     logarithmic: bool = False
 
     def share(self, value: float) -> float:
@@ -65,7 +65,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Curve:
     """`points`: (x, y) in order of x; of no value for y, the line is interrupted."""
 
     points: Sequence[tuple[float, float | None]]
@@ -96,7 +96,7 @@ def lines(
     name: str,
     x: Axis,
     y: Axis,
-    drawn: Iterable[Line],
+    drawn: Iterable[Curve],
     marks: Iterable[Mark] = (),
     notes: Iterable[tuple[float, float, str]] = (),
 ) -> str:
@@ -120,14 +120,14 @@ def _grid(x: Axis, y: Axis) -> Iterator[str]:
     for value in y.ticks(_TICKS_UP):
         at = _up(y, value)
         yield f'<path class="grid" d="M{LEFT} {at}H{RIGHT}"/>'
-        yield f'<text class="label" x="{LEFT - 6}" y="{at + 4:g}" text-anchor="end">{escape(y.told(value))}</text>'
+        yield f'<text class="label" x="{LEFT - 6}" y="{at + 4:g}" text-anchor="end">{escape(y.format(value))}</text>'
     yield f'<path class="axis" d="M{LEFT} {BOTTOM}H{RIGHT}"/>'
     for value in x.ticks(_TICKS_ACROSS):
         at = _across(x, value)
         yield f'<path class="axis" d="M{at} {BOTTOM}v4"/>'
         # The last label would leave the box when it were centred.
         place = f'x="{WIDTH - 2}" text-anchor="end"' if at > RIGHT - 8 else f'x="{at}" text-anchor="middle"'
-        yield f'<text class="label" {place} y="{BOTTOM + 17}">{escape(x.told(value))}</text>'
+        yield f'<text class="label" {place} y="{BOTTOM + 17}">{escape(x.format(value))}</text>'
 
 
 def _bar(x: Axis, y: Axis, edges: tuple[float, float], count: int) -> str:
@@ -135,12 +135,12 @@ def _bar(x: Axis, y: Axis, edges: tuple[float, float], count: int) -> str:
     top = _up(y, count)
     # A pixel of ground between two columns; one that is narrower than that stays.
     width = max(round(right - left - 1, 1), 0.5)
-    title = f"{x.told(edges[0])} to {x.told(edges[1])}: {y.told(count)}"
+    title = f"{x.format(edges[0])} to {x.format(edges[1])}: {y.format(count)}"
     box = f'x="{left}" y="{top}" width="{width}" height="{round(BOTTOM - top, 1)}"'
     return f'<rect class="bar" {box}><title>{escape(title)}</title></rect>'
 
 
-def _line(x: Axis, y: Axis, line: Line) -> Iterator[str]:
+def _line(x: Axis, y: Axis, line: Curve) -> Iterator[str]:
     for stretch in stretches(line.points):
         places = [(_across(x, at), _up(y, value)) for at, value in stretch]
         # A point alone is a line to itself, which a round cap makes a dot.
@@ -152,7 +152,7 @@ def _line(x: Axis, y: Axis, line: Line) -> Iterator[str]:
         if line.dotted:
             yield from (
                 f'<circle class="dot {line.kind}" cx="{across}" cy="{up}" r="4">'
-                f"<title>{escape(f'{x.told(at)}: {y.told(value)}')}</title></circle>"
+                f"<title>{escape(f'{x.format(at)}: {y.format(value)}')}</title></circle>"
                 for (across, up), (at, value) in zip(places, stretch, strict=True)
             )
 

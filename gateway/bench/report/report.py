@@ -76,7 +76,7 @@ class Redis(msgspec.Struct, kw_only=True):
     description: str | None = None
 
 
-class Simulator(msgspec.Struct, kw_only=True):
+class SimulatorReport(msgspec.Struct, kw_only=True):
     """`cpu_seconds`: of all its processes; None where they are not ours to look at.
 
     `allowed_executions`: what the samples, their resubmissions and the gateway's re-executions account for.
@@ -152,7 +152,7 @@ class Report(msgspec.Struct, kw_only=True):
     latency_s: Quantiles | None
     gateway: Gateway
     redis: Redis
-    simulator: Simulator | None
+    simulator: SimulatorReport | None
     client: Client
     wires: Wires
     chaos: list[ChaosEvent]
@@ -241,7 +241,7 @@ def rate(count: int, seconds: float) -> float:
     return count / max(seconds, _MIN_SECONDS)
 
 
-def merge_samples(reports: Sequence[messages.Report], requested: int, *, verified: bool) -> Samples:
+def merge_samples(reports: Sequence[messages.ClientReport], requested: int, *, verified: bool) -> Samples:
     return Samples(
         requested=requested,
         completed=sum(report.completed for report in reports),
@@ -255,7 +255,7 @@ def merge_samples(reports: Sequence[messages.Report], requested: int, *, verifie
     )
 
 
-def merge_client(reports: Sequence[messages.Report], *, session_poll: bool | None) -> Client:
+def merge_client(reports: Sequence[messages.ClientReport], *, session_poll: bool | None) -> Client:
     cpu_seconds = sum(report.cpu_seconds for report in reports)
     cpu_ms_per_sample = per(cpu_seconds * 1e3, sum(report.completed for report in reports))
     slowest = [report.heartbeat_max_s for report in reports if report.heartbeat_max_s is not None]
@@ -286,13 +286,13 @@ def total(counts: Iterable[int | None]) -> int | None:
     return known
 
 
-def merge_wire(reports: Sequence[messages.Report]) -> Wire | None:
+def merge_wire(reports: Sequence[messages.ClientReport]) -> Wire | None:
     """What the clients sent, the gateway received. None where they do not tell."""
     sent, received = (total(getattr(report, name) for report in reports) for name in ("sent_bytes", "received_bytes"))
     return None if sent is None or received is None else Wire(received_bytes=sent, sent_bytes=received)
 
 
-def merge_failures(reports: Iterable[messages.Report]) -> dict[str, int]:
+def merge_failures(reports: Iterable[messages.ClientReport]) -> dict[str, int]:
     """Most frequent first."""
     total: Counter[str] = Counter()
     for report in reports:

@@ -38,7 +38,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class BinnedCounts:
     """`edges`: float64[n + 1], rising; `counts`: int64[n]."""
 
     edges: Floats
@@ -46,7 +46,7 @@ class Histogram:
     logarithmic: bool
 
 
-def histogram(values: Floats) -> Histogram | None:
+def histogram(values: Floats) -> BinnedCounts | None:
     """None of no values."""
     if not values.size:
         return None
@@ -58,7 +58,7 @@ def histogram(values: Floats) -> Histogram | None:
     # Rounding must not push the extremes out of their own bins.
     edges[0], edges[-1] = min(low, edges[0]), max(high, edges[-1])
     counts, _ = np.histogram(values, edges)
-    return Histogram(edges, counts, logarithmic)
+    return BinnedCounts(edges, counts, logarithmic)
 
 
 def time_edges(series: Series) -> Floats:

@@ -8,7 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.bench.watch.chaos import STALL_S, Break, Fault
+from gateway.bench.watch.chaos import STALL_S, Break, ChaosFault
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -59,25 +59,25 @@ class Breaker:
     async def _do(self, planned: Planned, started_s: float) -> None:
         await asyncio.sleep(max(started_s + planned.at_s - time.monotonic(), 0.0))
         match planned.fault:
-            case Fault.KILL_WORKER:
+            case ChaosFault.KILL_WORKER:
                 await self._kill_worker()
-            case Fault.KILL_UPSTREAM:
+            case ChaosFault.KILL_UPSTREAM:
                 await self._outage(planned.fault, self._one_upstream_fault, self._restart_upstream)
             case _:
                 await self._outage(planned.fault, self._one_redis_fault, lambda: self._break_redis(planned.fault))
 
-    async def _outage(self, fault: Fault, lock: asyncio.Lock, act: Callable[[], Awaitable[None]]) -> None:
+    async def _outage(self, fault: ChaosFault, lock: asyncio.Lock, act: Callable[[], Awaitable[None]]) -> None:
         """What is broken already is broken again when it is whole: one at a time."""
         async with lock:
             began_s = time.monotonic()
             await act()
             self.breaks.append(Break(fault, began_s, time.monotonic()))
 
-    async def _break_redis(self, fault: Fault) -> None:
-        if fault is Fault.STALL_REDIS:
+    async def _break_redis(self, fault: ChaosFault) -> None:
+        if fault is ChaosFault.STALL_REDIS:
             await self._redis.stall(STALL_S)
         else:
-            await self._redis.restart(keep_data=fault is Fault.RESTART_REDIS)
+            await self._redis.restart(keep_data=fault is ChaosFault.RESTART_REDIS)
 
     async def _kill_worker(self) -> None:
         workers = await self._workers()
@@ -91,7 +91,7 @@ class Breaker:
         try:
             ready_s = await self._until_ready(victim["slot"], victim["pid"])
         finally:
-            self.breaks.append(Break(Fault.KILL_WORKER, killed_s, killed_s, ready_s, victim.get("in_flight", 0)))
+            self.breaks.append(Break(ChaosFault.KILL_WORKER, killed_s, killed_s, ready_s, victim.get("in_flight", 0)))
 
     async def _until_ready(self, slot: int, old_pid: int) -> float | None:
         deadline_s = time.monotonic() + _READY_WITHIN_S

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-class Fault(Enum):
+class ChaosFault(Enum):
     KILL_WORKER = "kill-worker"  # SIGKILL to one worker
     RESTART_REDIS = "restart-redis"  # saved, killed, started with what was saved
     WIPE_REDIS = "wipe-redis"  # killed, started empty
@@ -33,7 +33,7 @@ class Fault(Enum):
 class Planned:
     """`at_s`: after the first sample."""
 
-    fault: Fault
+    fault: ChaosFault
     at_s: float
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Break:
     left to say so.
     """
 
-    fault: Fault
+    fault: ChaosFault
     began_s: float
     over_s: float
     ready_s: float | None = None
@@ -93,9 +93,9 @@ def recovered_after_s(done: Break, spans: npt.NDArray[np.float64], promises: npt
     the first result of a sample that was submitted since the fault began; Redis with the first result of any sample
     and the first promise of one submitted since, however long the upstream's queue is.
     """
-    if done.fault is Fault.KILL_WORKER:
+    if done.fault is ChaosFault.KILL_WORKER:
         served_s = done.ready_s
-    elif done.fault is Fault.KILL_UPSTREAM:
+    elif done.fault is ChaosFault.KILL_UPSTREAM:
         served_s = _first(spans, done.began_s, done.over_s)
     else:
         result_s = _first(spans, float("-inf"), done.over_s)
@@ -112,17 +112,17 @@ def _first(pairs: npt.NDArray[np.float64], begun_since_s: float, ended_since_s: 
 
 def _parse_item(item: str) -> Planned:
     match = _ITEM.fullmatch(item)
-    names = [fault.value for fault in Fault]
+    names = [fault.value for fault in ChaosFault]
     if match is None or match[1] not in names:
         allowed = ", ".join(names)
         raise ConfigError(f"--chaos {item!r}: must be WHAT@SECONDS with WHAT one of {allowed}; or random")
-    return Planned(Fault(match[1]), float(match[2]))
+    return Planned(ChaosFault(match[1]), float(match[2]))
 
 
 def is_beyond_limit(plan: tuple[Planned, ...]) -> bool:
     """Whether two workers die together with what Redis keeps: nobody may be left who could tell what was lost."""
-    wipes = [at_s for planned, at_s in _as_it_happens(plan) if planned.fault is Fault.WIPE_REDIS]
-    kills = [planned.at_s for planned in plan if planned.fault is Fault.KILL_WORKER]
+    wipes = [at_s for planned, at_s in _as_it_happens(plan) if planned.fault is ChaosFault.WIPE_REDIS]
+    kills = [planned.at_s for planned in plan if planned.fault is ChaosFault.KILL_WORKER]
     return any(sum(-_APART_BEFORE_S < kill_s - wipe_s < _APART_AFTER_S for kill_s in kills) > 1 for wipe_s in wipes)
 
 
@@ -130,9 +130,9 @@ def _as_it_happens(plan: tuple[Planned, ...]) -> Iterator[tuple[Planned, float]]
     """The faults of Redis with their real beginnings: one at a time."""
     free_s = 0.0
     for planned in plan:
-        if planned.fault in (Fault.RESTART_REDIS, Fault.WIPE_REDIS, Fault.STALL_REDIS):
+        if planned.fault in (ChaosFault.RESTART_REDIS, ChaosFault.WIPE_REDIS, ChaosFault.STALL_REDIS):
             at_s = max(planned.at_s, free_s)
-            free_s = at_s + (STALL_S if planned.fault is Fault.STALL_REDIS else 0.0)
+            free_s = at_s + (STALL_S if planned.fault is ChaosFault.STALL_REDIS else 0.0)
             yield planned, at_s
 
 
@@ -143,7 +143,9 @@ def _draw(rng: Random, within_s: float) -> tuple[Planned, ...]:
 
 
 def _draw_any(rng: Random, within_s: float) -> tuple[Planned, ...]:
-    faults = [fault for fault in Fault for _ in range(rng.randint(0, _RANDOM_EACH))] or [rng.choice(list(Fault))]
+    faults = [fault for fault in ChaosFault for _ in range(rng.randint(0, _RANDOM_EACH))] or [
+        rng.choice(list(ChaosFault))
+    ]
     return _in_order(Planned(fault, round(rng.uniform(0.0, within_s), 1)) for fault in faults)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from gateway.simulator import ask as module
-from gateway.simulator.ask import Ask, Refused, Served, parse, read_ask
+from gateway.simulator.ask import Ask, Refused, ServedModels, parse, read_ask
 from tests.vllm_recordings import recording
 
 # As the recorded server was started.
-SERVED = Served(("tiny",), ("a2",), 4096)
+SERVED = ServedModels(("tiny",), ("a2",), 4096)
 REQUEST: dict[str, Any] = {"model": "tiny", "prompt": [10, 11, 12]}
 
 

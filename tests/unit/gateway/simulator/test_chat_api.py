@@ -9,9 +9,9 @@ import pytest
 
 from gateway.simulator import chat_api, completion
 from gateway.simulator import tokens as oracle
-from gateway.simulator.ask import Refused, Served
+from gateway.simulator.ask import Refused, ServedModels
 
-SERVED = Served(("sim/tiny",), (), 1_000)
+SERVED = ServedModels(("sim/tiny",), (), 1_000)
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
 PROMPT = list(b"system: Be brief.\nuser: Why?\n")
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.simulator import generate_api
 from gateway.simulator.ask import Ask
 from gateway.simulator.completion import generate
-from gateway.simulator.faults import Fault
+from gateway.simulator.faults import ScriptedFault
 from gateway.simulator.http import HttpReply, head_of
 from gateway.simulator.misbehaviour import spoil
 from gateway.simulator.render import completion
@@ -25,11 +25,11 @@ def reply_to(ask: Ask = FULL) -> HttpReply:
 
 
 def spoiled(kind: str, ask: Ask = FULL, **options: Any) -> Any:
-    return json.loads(spoil(reply_to(ask), Fault(kind, options)).body)
+    return json.loads(spoil(reply_to(ask), ScriptedFault(kind, options)).body)
 
 
-@pytest.mark.parametrize("fault", [None, Fault("hang"), Fault("delay")], ids=repr)
-def test_other_faults_leave_the_reply_alone(fault: Fault | None) -> None:
+@pytest.mark.parametrize("fault", [None, ScriptedFault("hang"), ScriptedFault("delay")], ids=repr)
+def test_other_faults_leave_the_reply_alone(fault: ScriptedFault | None) -> None:
     assert spoil(reply_to(), fault) == reply_to()
 
 
@@ -55,7 +55,7 @@ def test_null_logprobs_are_null() -> None:
 def test_nan_is_no_json() -> None:
     """D10, D2"""
     with pytest.raises(ValueError, match="NaN"):
-        json.loads(spoil(reply_to(), Fault("nan")).body, parse_constant=_refuse)
+        json.loads(spoil(reply_to(), ScriptedFault("nan")).body, parse_constant=_refuse)
 
 
 def _refuse(name: str) -> None:
@@ -86,7 +86,7 @@ def test_what_was_not_asked_for_cannot_be_spoiled(kind: str) -> None:
 
 def test_html_empty_and_error_come_with_status_200() -> None:
     """D3, D14"""
-    html, empty, error = (spoil(reply_to(), Fault(kind)) for kind in ("html", "empty", "error_in_200"))
+    html, empty, error = (spoil(reply_to(), ScriptedFault(kind)) for kind in ("html", "empty", "error_in_200"))
     assert {html.status, empty.status, error.status} == {200}
     assert html.body.startswith(b"<html>") and html.content_type == "text/html"
     assert empty.body == b""
@@ -95,8 +95,8 @@ def test_html_empty_and_error_come_with_status_200() -> None:
 
 def test_replies_are_cut_after_the_head_or_in_the_body() -> None:
     head = len(head_of(reply_to(), keep_alive=True))
-    assert spoil(reply_to(), Fault("reset_after_headers")).cut_at == head
-    cut_at = spoil(reply_to(), Fault("reset_in_body")).cut_at
+    assert spoil(reply_to(), ScriptedFault("reset_after_headers")).cut_at == head
+    cut_at = spoil(reply_to(), ScriptedFault("reset_in_body")).cut_at
     assert cut_at is not None
     assert head < cut_at < head + len(reply_to().body)
 
@@ -106,7 +106,7 @@ def test_replies_are_cut_after_the_head_or_in_the_body() -> None:
 
 def spoiled_generation(kind: str, ask: Ask = FULL, **options: Any) -> Any:
     body = generate_api.render(ask, generate(ask, 0), "x", 1)
-    return json.loads(spoil(HttpReply(body=body), Fault(kind, options)).body)
+    return json.loads(spoil(HttpReply(body=body), ScriptedFault(kind, options)).body)
 
 
 @pytest.mark.parametrize("kept", [0, 3])

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from gateway.simulator import generate_api
-from gateway.simulator.ask import Ask, Refused, Served, read_ask
+from gateway.simulator.ask import Ask, Refused, ServedModels, read_ask
 from gateway.simulator.completion import generate
 from gateway.simulator.render import completion, metrics, models
 from gateway.simulator.stats import Stats
 from gateway.simulator.tokens import ASKS_TO_END, IMAGE, alternatives, image_tokens, prompt_logprobs, sampled
 from tests.vllm_recordings import large_body, recording
 
-SERVED = Served(("tiny", "a1"), (), 131_072)
+SERVED = ServedModels(("tiny", "a1"), (), 131_072)
 COMPLETIONS = [
     "20_logprobs0",
     "20_logprobs0_both_n4",
@@ -197,7 +197,7 @@ def test_a_generation_has_other_bounds_than_a_completion() -> None:
 
 
 def test_models_have_the_shape_of_the_recorded_ones() -> None:
-    served = Served(("tiny",), (), 4096)
+    served = ServedModels(("tiny",), (), 4096)
     ours = models(served, {"a1": "/models/a1", "a2": "/models/a2"}, 1)
     theirs = json.loads(recording("24_models_after").body)
     theirs["data"] = theirs["data"][:3]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.bench.load.reactions import Event
+from gateway.bench.load.reactions import ReplyEvent
 from gateway.bench.load.replies import (
     Again,
-    Broken,
     Completion,
     Completions,
     Payload,
     Promise,
+    SampleFailure,
     detail_of,
     event_of,
     read_completions,
@@ -20,20 +20,22 @@ from gateway.bench.load.replies import (
     read_result,
     read_text,
 )
-from gateway.bench.load.transport import Reply
+from gateway.bench.load.transport import GatewayReply
 
 
-def reply(body: bytes, content_type: str = "application/json", status: int = 200, has_length: bool = True) -> Reply:
-    return Reply(status, content_type, body, has_length)
+def reply(
+    body: bytes, content_type: str = "application/json", status: int = 200, has_length: bool = True
+) -> GatewayReply:
+    return GatewayReply(status, content_type, body, has_length)
 
 
 def test_events() -> None:
-    assert event_of(None) == Event(0)
-    assert event_of(reply(b"{}", status=408)) == Event(408, pending=True)
-    assert event_of(reply(b"", status=408)) == Event(408)
-    assert event_of(reply(b"x", status=400)) == Event(400)
-    assert event_of(reply(b"x", status=400, has_length=False)) == Event(400, bare=True)
-    assert event_of(reply(b"x", status=500, has_length=False)) == Event(500)
+    assert event_of(None) == ReplyEvent(0)
+    assert event_of(reply(b"{}", status=408)) == ReplyEvent(408, pending=True)
+    assert event_of(reply(b"", status=408)) == ReplyEvent(408)
+    assert event_of(reply(b"x", status=400)) == ReplyEvent(400)
+    assert event_of(reply(b"x", status=400, has_length=False)) == ReplyEvent(400, bare=True)
+    assert event_of(reply(b"x", status=500, has_length=False)) == ReplyEvent(500)
 
 
 def test_a_promise_needs_its_id_and_one_label_per_sequence() -> None:
@@ -57,7 +59,7 @@ def test_a_promise_needs_its_id_and_one_label_per_sequence() -> None:
 def test_any_other_promise_is_wrong(body: bytes) -> None:
     """A8."""
     broken = read_promise(reply(body), 2)
-    assert isinstance(broken, Broken)
+    assert isinstance(broken, SampleFailure)
     assert broken.wrong
 
 
@@ -74,15 +76,15 @@ def test_try_again_keeps_what_was_asked_for() -> None:
 def test_metadata_is_legal_once() -> None:
     body = reply(b'{"status":"complete_metadata","response_payload_size":9}')
     assert read_result(body, True) == Again(False)
-    assert isinstance(read_result(body, False), Broken)
+    assert isinstance(read_result(body, False), SampleFailure)
 
 
 def test_an_error_body_is_delivered_and_a_malformed_one_is_wrong() -> None:
     error = read_result(reply(b'{"error":"bad weights","category":"server"}'), True)
-    assert error == Broken("error, category server", "bad weights", wrong=False, acknowledged=True)
+    assert error == SampleFailure("error, category server", "bad weights", wrong=False, acknowledged=True)
     for body in (b"", b"<html>", b'{"type":"sample"}', b"[]"):
         broken = read_result(reply(body), True)
-        assert isinstance(broken, Broken)
+        assert isinstance(broken, SampleFailure)
         assert broken.wrong and not broken.acknowledged
 
 
@@ -110,7 +112,7 @@ def test_completions() -> None:
     ],
 )
 def test_any_other_session_poll_is_wrong(body: bytes) -> None:
-    assert isinstance(read_completions(reply(body)), Broken)
+    assert isinstance(read_completions(reply(body)), SampleFailure)
 
 
 def test_single_fields() -> None:

@@ -12,7 +12,7 @@ import pytest
 from gateway.bench.load import messages
 from gateway.bench.load.expected import simulator_oracle
 from gateway.bench.load.sdk_client import complaint, report_of
-from gateway.bench.load.tally import Tally
+from gateway.bench.load.tally import LoadTally
 from gateway.bench.load.workload import Workload, sample
 
 WORKLOAD = Workload(seed=3, model="m", num_samples=2, max_tokens=4)
@@ -59,12 +59,12 @@ def test_where_nobody_can_foretell_the_result_only_counts_are_compared() -> None
 
 
 def test_the_driver_reads_the_report() -> None:
-    tally = Tally()
+    tally = LoadTally()
     tally.succeed(1.0, 1.5, 2.0)
     tally.fail("APIStatusError", "sample 3: 400")
     line = json.dumps({"type": "report", **report_of(tally, 0.25)}).encode()
     told = messages.decode_for_driver(line)
-    assert isinstance(told, messages.Report)
+    assert isinstance(told, messages.ClientReport)
     assert (told.completed, told.failed, told.failures, told.cpu_seconds) == (1, 1, {"APIStatusError": 1}, 0.25)
     assert np.frombuffer(told.latency_s, "<f4").tolist() == [1.0]
     assert np.frombuffer(told.spans_s, "<f8").tolist() == [1.5, 2.0]

@@ -12,9 +12,9 @@ from gateway.bench.load.transport import (
     MAX_IDLE_PER_OBJECT,
     MAX_IN_FLIGHT_PER_OBJECT,
     ConnectionPool,
+    GatewayAddress,
     NoReply,
-    Target,
-    parse_target,
+    parse_address,
 )
 from gateway.simulator.stats import Traffic
 from tests.waiting import DEADLINE_S
@@ -45,7 +45,7 @@ async def answering(
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    pool = ConnectionPool(Target("127.0.0.1", server.sockets[0].getsockname()[1]))
+    pool = ConnectionPool(GatewayAddress("127.0.0.1", server.sockets[0].getsockname()[1]))
     try:
         yield pool
     finally:
@@ -166,14 +166,14 @@ async def test_a_dropped_reply_leaves_nothing_behind() -> None:
 
 
 def test_targets() -> None:
-    assert parse_target("http://127.0.0.1:8000") == Target("127.0.0.1", 8000)
-    assert parse_target("http://h/prefix/", "127.0.1.1") == Target("h", 80, "/prefix", "127.0.1.1")
-    assert parse_target("http://[::1]:9").authority == "[::1]:9"
+    assert parse_address("http://127.0.0.1:8000") == GatewayAddress("127.0.0.1", 8000)
+    assert parse_address("http://h/prefix/", "127.0.1.1") == GatewayAddress("h", 80, "/prefix", "127.0.1.1")
+    assert parse_address("http://[::1]:9").authority == "[::1]:9"
 
 
 @pytest.mark.parametrize("url", ["https://h", "h:8000", "", "unix:///x"])
 def test_what_the_client_cannot_reach_is_named(url: str) -> None:
     with pytest.raises(ValueError, match="http://HOST:PORT") as caught:
-        parse_target(url)
+        parse_address(url)
     # What to do instead is said to those who have another address of the same gateway.
     assert ("behind what ends TLS" in str(caught.value)) == url.startswith("https:")

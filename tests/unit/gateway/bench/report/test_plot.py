@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from gateway.bench.report import plot
-from gateway.bench.report.plot import Axis, Line, Mark, bars, lines, round_up, stretches
+from gateway.bench.report.plot import Axis, Curve, Mark, bars, lines, round_up, stretches
 
 
 def axis(low: float, high: float, *, logarithmic: bool = False) -> Axis:
@@ -78,7 +78,7 @@ def test_a_quantile_is_marked_inside_and_an_event_above() -> None:
 
 
 def test_no_label_leaves_the_box() -> None:
-    svg = lines("n", axis(0, 10), axis(0, 10), [Line([(0, 0), (10, 10)], "s1")])
+    svg = lines("n", axis(0, 10), axis(0, 10), [Curve([(0, 0), (10, 10)], "s1")])
     ends = [element for element in parsed(svg).iter("text") if element.get("text-anchor") == "end"]
     assert "10" in {element.text for element in ends}
 
@@ -88,12 +88,12 @@ def test_a_line_is_interrupted_where_nothing_is_known() -> None:
         [(1, 5.0), (2, 6.0)],
         [(5, 1.0)],
     ]
-    svg = lines("n", axis(0, 5), axis(0, 10), [Line([(0, 1.0), (1, None), (2, 2.0)], "s1", dotted=True)])
+    svg = lines("n", axis(0, 5), axis(0, 10), [Curve([(0, 1.0), (1, None), (2, 2.0)], "s1", dotted=True)])
     assert len(drawn(svg, "path", "line")) == len(drawn(svg, "circle", "dot")) == 2
 
 
 def test_a_filled_line_goes_down_to_the_axis_at_both_ends() -> None:
-    svg = lines("n", axis(0, 1), axis(0, 1), [Line([(0, 1.0), (1, 1.0)], "s1", filled=True)])
+    svg = lines("n", axis(0, 1), axis(0, 1), [Curve([(0, 1.0), (1, 1.0)], "s1", filled=True)])
     [fill] = drawn(svg, "path", "fill")
     left, right, top, bottom = plot.LEFT, plot.RIGHT, plot.TOP, plot.BOTTOM
     assert fill.get("d") == f"M{left}.0 {bottom}L{left}.0 {top}.0L{right}.0 {top}.0L{right}.0 {bottom}Z"

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.bench.report import report
 from gateway.bench.report.outcome import duplicates
-from gateway.bench.report.report import Simulator, Wire, Wires, exit_code, verdicts
+from gateway.bench.report.report import SimulatorReport, Wire, Wires, exit_code, verdicts
 from gateway.bench.report.table import rows, verdict_line
 from gateway.bench.watch.procfs import ProcessUsage
 from gateway.bench.watch.watch import Observations
@@ -178,5 +178,5 @@ def test_a_simulator_keeps_its_source_addresses_of_this_run_only() -> None:
         last_stats=stats(10, by_source_ip={"127.0.2.1": 13, "127.0.0.1": 2}),
     )
     simulator = made(client(completed=10), seen=seen).simulator
-    assert isinstance(simulator, Simulator)
+    assert isinstance(simulator, SimulatorReport)
     assert simulator.by_source_ip == {"127.0.2.1": 10}

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.bench.command import bench
 from gateway.bench.scenario import resolve
-from gateway.bench.watch.chaos import Break, Fault, is_beyond_limit, make_plan, recovered_after_s, shown
+from gateway.bench.watch.chaos import Break, ChaosFault, is_beyond_limit, make_plan, recovered_after_s, shown
 from shared.core.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def test_a_random_plan_is_drawn_from_the_seed_and_can_be_repeated_by_its_text() 
     plans = [make_plan("random", seed) for seed in range(50)]
     assert plans == [make_plan("random", seed) for seed in range(50)]
     assert all(make_plan(shown(plan), seed=0) == plan for plan in plans)
-    assert {planned.fault for plan in plans for planned in plan} == set(Fault)
+    assert {planned.fault for plan in plans for planned in plan} == set(ChaosFault)
     assert all(1 <= len(plan) and 0 <= planned.at_s <= 8 for plan in plans for planned in plan)
     assert max(planned.at_s for planned in make_plan("random@100", seed=0)) > 8
 
@@ -33,7 +33,7 @@ def test_two_workers_that_die_together_with_what_redis_keeps_are_not_drawn() -> 
     assert not is_beyond_limit(make_plan("kill-worker@1,wipe-redis@8,kill-worker@12,kill-upstream@8", 0))
     drawn = [make_plan("random@20", seed) for seed in range(50)]
     assert not any(is_beyond_limit(plan) for plan in drawn)
-    both = {Fault.KILL_WORKER, Fault.WIPE_REDIS}
+    both = {ChaosFault.KILL_WORKER, ChaosFault.WIPE_REDIS}
     assert any(both <= {planned.fault for planned in plan} for plan in drawn)
 
 
@@ -61,16 +61,16 @@ NONE = np.empty((0, 2))
 
 
 def test_an_upstream_is_recovered_with_the_first_result_of_a_sample_submitted_since_it_broke() -> None:
-    assert recovered_after_s(Break(Fault.KILL_UPSTREAM, 10.0, 12.0), SPANS, PROMISES) == 2.0
-    assert recovered_after_s(Break(Fault.KILL_UPSTREAM, 20.0, 21.0), SPANS, PROMISES) is None
+    assert recovered_after_s(Break(ChaosFault.KILL_UPSTREAM, 10.0, 12.0), SPANS, PROMISES) == 2.0
+    assert recovered_after_s(Break(ChaosFault.KILL_UPSTREAM, 20.0, 21.0), SPANS, PROMISES) is None
 
 
 def test_redis_is_recovered_when_results_and_promises_come_again() -> None:
-    assert recovered_after_s(Break(Fault.STALL_REDIS, 10.0, 12.0), SPANS, PROMISES) == 1.5
-    assert recovered_after_s(Break(Fault.WIPE_REDIS, 10.0, 12.0), SPANS, NONE) == 1.0  # nothing was submitted
-    assert recovered_after_s(Break(Fault.WIPE_REDIS, 10.0, 12.0), NONE, PROMISES) is None
+    assert recovered_after_s(Break(ChaosFault.STALL_REDIS, 10.0, 12.0), SPANS, PROMISES) == 1.5
+    assert recovered_after_s(Break(ChaosFault.WIPE_REDIS, 10.0, 12.0), SPANS, NONE) == 1.0  # nothing was submitted
+    assert recovered_after_s(Break(ChaosFault.WIPE_REDIS, 10.0, 12.0), NONE, PROMISES) is None
 
 
 def test_a_killed_worker_is_recovered_when_its_slot_is_ready() -> None:
-    assert recovered_after_s(Break(Fault.KILL_WORKER, 10.0, 10.0, 11.75), SPANS, PROMISES) == 1.75
-    assert recovered_after_s(Break(Fault.KILL_WORKER, 10.0, 10.0), SPANS, PROMISES) is None
+    assert recovered_after_s(Break(ChaosFault.KILL_WORKER, 10.0, 10.0, 11.75), SPANS, PROMISES) == 1.75
+    assert recovered_after_s(Break(ChaosFault.KILL_WORKER, 10.0, 10.0), SPANS, PROMISES) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.bench.report.bottleneck import Load, warnings_of
+from gateway.bench.report.bottleneck import RunUsage, warnings_of
 from gateway.bench.watch.procfs import (
     ProcessUsage,
     busy_seconds,
@@ -32,7 +32,7 @@ def machine(*busy_s: float, cores: int = 2) -> MachineLedger:
 
 
 def told(clients: UsageLedger, simulators: UsageLedger, below: MachineLedger, *others: UsageLedger) -> list[str]:
-    return warnings_of(Load(clients, simulators, (clients, simulators, *others), below))
+    return warnings_of(RunUsage(clients, simulators, (clients, simulators, *others), below))
 
 
 def test_only_looks_with_nearly_a_whole_core_count() -> None:
@@ -80,7 +80,7 @@ def test_who_may_have_set_the_pace_is_named() -> None:
 
 def test_full_accept_queues_are_told_since_they_look_like_a_slow_gateway() -> None:
     idle = looked_at(0.0, 0.1, 0.2)
-    [told_of] = warnings_of(Load(idle, idle, (idle,), machine(0.0, 0.1, 0.2), listen_overflows=1234))
+    [told_of] = warnings_of(RunUsage(idle, idle, (idle,), machine(0.0, 0.1, 0.2), listen_overflows=1234))
     assert told_of.startswith("1,234 connection attempts met a full accept queue")
 
 
