@@ -1,4 +1,4 @@
-"""A child process that says when it is ready, and that is never left behind."""
+"""A child process that reports when it is ready and is never left behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from shared.core.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG: Final = 1
 _KEPT_LINES: Final = 40
@@ -22,10 +22,10 @@ _libc = ctypes.CDLL(None)
 
 
 class Child:
-    """Runs `command` in a process group of its own.
+    """A command in a process group of its own.
 
-    The terminal's Ctrl-C does not reach it, so that the parent decides the order of stopping; the kernel tells it when
-    the parent is gone, whatever the parent died of.
+    The terminal's Ctrl-C does not reach it, so the parent decides in which order processes stop. If the parent dies for
+    any reason, the kernel sends it SIGTERM.
     """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
@@ -43,16 +43,16 @@ class Child:
 
     @property
     def running_pid(self) -> int | None:
-        """None before it was started, and once it has ended."""
+        """Return the process id, or None before the start and after the end."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     @property
-    def words(self) -> str:
-        """The last that it wrote, to either stream."""
+    def output(self) -> str:
+        """Return the last lines that it wrote to either stream."""
         return "\n".join(self._last_lines)
 
     async def start(self, timeout_s: float) -> str:
-        """The first line on its standard output, which says that it is ready. Raises `StartError`."""
+        """Start it and return its first line on standard output, which says that it is ready. Raises `StartError`."""
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -73,28 +73,27 @@ class Child:
             raise StartError(f"{self.name} was not ready after {timeout_s:g} s. {self._quoted()}") from None
 
     async def stop(self, grace_s: float) -> int | None:
-        """SIGTERM, after `grace_s` SIGKILL, and SIGKILL for whatever it left. The exit code; None if never started."""
+        """Send SIGTERM, after `grace_s` SIGKILL to the group, and return the exit code (None if never started)."""
         self._first_line.cancel()
         if self._process is None:
             return None
         try:
             await self._ask_to_exit(self._process.pid, grace_s)
         finally:
-            # Whatever is left of the group: asyncio's `wait` returns only when nobody holds the pipes any more.
-            _signal_quietly(self._process.pid, signal.SIGKILL, os.killpg)
-            await self._process.wait()
-            await asyncio.gather(*self._readers, return_exceptions=True)
+            await self.kill()
         return self._process.returncode
 
     async def kill(self) -> None:
-        """SIGKILL for it and all that it started, as a crash would."""
+        """Send SIGKILL to it and everything that it started, as a crash would end them."""
         assert self._process is not None
-        _signal_quietly(self._process.pid, signal.SIGKILL, os.killpg)
+        # The whole group, since asyncio's `wait` returns only when nobody holds the pipes any more.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def _ask_to_exit(self, pid: int, grace_s: float) -> None:
-        """SIGTERM, and `grace_s` to heed it."""
+        """Send SIGTERM and wait up to `grace_s` for the exit of the process itself, not of its group."""
         loop = asyncio.get_running_loop()
         try:
             exit_descriptor = os.pidfd_open(pid)
@@ -103,9 +102,9 @@ class Child:
         exited = asyncio.Event()
         loop.add_reader(exit_descriptor, exited.set)
         try:
-            _signal_quietly(pid, signal.SIGTERM, os.kill)
+            os.kill(pid, signal.SIGTERM)
             await asyncio.wait_for(exited.wait(), grace_s)
-        except TimeoutError:
+        except (ProcessLookupError, TimeoutError):
             return
         finally:
             loop.remove_reader(exit_descriptor)
@@ -123,18 +122,13 @@ class Child:
     async def _fail_start(self, first: asyncio.Future[str]) -> None:
         assert self._process is not None
         code = await self._process.wait()
-        # The other stream's reader may have more to say.
+        # The reader of the other stream may still hold an explanation.
         await asyncio.wait(self._readers[1:], timeout=1.0)
         if not first.done():
             first.set_exception(StartError(f"{self.name} ended at once with exit code {code}. {self._quoted()}"))
 
     def _quoted(self) -> str:
-        return f"Its own words:\n{self.words}" if self._last_lines else "It said nothing."
-
-
-def _signal_quietly(pid: int, number: signal.Signals, send: Callable[[int, int], None]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        send(pid, number)
+        return f"Its output:\n{self.output}" if self._last_lines else "It printed nothing."
 
 
 def _die_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""`gateway demo`: everything on one machine in a minute, with nothing to install or to name."""
+"""`gateway demo`: a complete installation on one machine in a minute, with nothing to install or configure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.bench.run import print_report, print_start_error, run_to_end, self_
 from gateway.bench.scenario import resolve
 from shared.core.errors import StartError
 
-# Linux answers for all of 127.0.0.0/8, so the demo can show one source address per worker.
+# All of 127.0.0.0/8 is local on Linux, so the demo can show one source address per worker.
 _SOURCE_IPS = "127.0.2.1-127.0.2.{workers}"
 _MAX_WORKERS = 64
 
@@ -22,15 +22,15 @@ _MAX_WORKERS = 64
 @click.command()
 @click.option("--samples", type=click.IntRange(1), default=2_000, show_default=True, help="Samples to draw.")
 @click.option("--workers", type=click.IntRange(1, _MAX_WORKERS), default=2, show_default=True, help="Worker processes.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Decides prompts and trouble.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of prompts and faults.")
 def demo(samples: int, workers: int, seed: int) -> int:
     """See it work: no GPU, no Redis, no arguments.
 
-    Starts a simulated vLLM and the gateway with its embedded Redis on free ports, draws samples through the real wire
-    protocol from another process as the tinker SDK would, with some submissions repeated and some polls dropped on the
-    way, compares every token and logprob with what it must be, prints a report, and leaves nothing running.
+    Start a simulated vLLM and the gateway with its embedded Redis on free ports. Then draw samples over the real wire
+    protocol from another process, as the tinker SDK does, repeating some submissions and dropping some polls. Compare
+    every token and logprob with the expected one, print a report, and leave nothing running.
 
-    Exit code 0 when every sample came back right and was executed once, 1 when not, 3 when something did not start.
+    Exit code 0 if every sample came back right and was executed once, 1 if not, 3 if something did not start.
     """
     console = Console()
     scenario = resolve(
@@ -50,7 +50,7 @@ def demo(samples: int, workers: int, seed: int) -> int:
         print_start_error(error)
         return 3
     print_report(report, console)
-    # Not on the path when it was started by scripts/gateway.
+    # Started by scripts/gateway, the command is not on the path.
     command = "gateway" if shutil.which("gateway") else os.path.relpath(sys.argv[0])
     console.print(f"Try next:  {command} --upstream http://YOUR-VLLM:8000", style="dim", highlight=False)
     console.print(f"           {command} bench --preset burst", style="dim", highlight=False)

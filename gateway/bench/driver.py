@@ -1,4 +1,4 @@
-"""One bench run: client processes started together, the gateway watched beside them, one report of it all."""
+"""Drive one bench run: start the client processes together, watch the gateway beside them, and build the report."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     Show = Callable[[Progress], None]
 
-# The whole of 127.0.0.0/8 is ours to come from; one address per client process keeps their ports apart.
+# All of 127.0.0.0/8 is local; one source address per client process keeps their ports apart.
 _SOURCE_BASE: Final = ipaddress.IPv4Address("127.0.1.1")
 _STOP_S: Final = 5.0
-# Two polls of 45 s and a back-off of 30 s may pass without an end in a gateway that is well.
+# In a healthy gateway two polls of 45 s and a back-off of 30 s may pass without one sample ending.
 _STUCK_S: Final = 180.0
 
 T = TypeVar("T")
@@ -45,9 +45,9 @@ T = TypeVar("T")
 async def drive(
     scenario: Scenario, deployment: Deployment, model: str, api_key: str, *, verify: bool, show: Show
 ) -> Run:
-    """Runs `scenario` against `deployment`; `show` gets the sum of all clients' progress.
+    """Run `scenario` against `deployment`; `show` gets the total progress of all clients.
 
-    Raises `StartError` when a client process cannot start, or finds no session.
+    Raises `StartError` if a client process cannot start or gets no session.
     """
     board = _Board(scenario.client_processes, show)
     plans = make_plans(scenario, deployment.url, model, api_key, verify=verify)
@@ -61,7 +61,7 @@ async def drive(
         reports = await _load(clients, breaker)
         seconds = time.monotonic() - started_s
     finally:
-        # A cancelled run stops its children before anything else goes on.
+        # A cancelled run stops its children before it goes on unwinding.
         await asyncio.shield(_stop(clients, watch))
     breaks = tuple(breaker.breaks) if breaker is not None else ()
     facts = RunFacts(
@@ -112,7 +112,7 @@ def make_plans(scenario: Scenario, url: str, model: str, api_key: str, *, verify
 
 
 def source_ip(url: str, number: int) -> str | None:
-    """The loopback address for client process `number`; None where the gateway is not on IPv4 loopback."""
+    """Return the loopback address for client process `number`, or None if the gateway is not on IPv4 loopback."""
     try:
         address = ipaddress.ip_address(parse_address(url).host)
     except ValueError:
@@ -124,12 +124,12 @@ def source_ip(url: str, number: int) -> str | None:
 def client_command(scenario: Scenario) -> list[str]:
     if scenario.client == "raw":
         return [sys.executable, "-m", "gateway.bench.load.process"]
-    # -P: the modules beside the script have names that the SDK's own imports must not find.
+    # -P keeps the script's folder off the path: its modules have names that the SDK's imports must not find.
     return [scenario.sdk_python or sys.executable, "-P", str(Path(__file__).parent / "load" / "sdk_entry.py")]
 
 
 class ClientProcess:
-    """One load client of `command`, from its plan to its report."""
+    """One load client process, from its plan to its report."""
 
     def __init__(self, number: int, board: _Board, command: Sequence[str]) -> None:
         self._command = command
@@ -142,7 +142,7 @@ class ClientProcess:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self, plan: Plan) -> ClientReady:
-        """Returns when the client has its session and waits for the word. Raises `StartError`."""
+        """Return when the client has its session and waits for `Go`. Raises `StartError`."""
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -150,22 +150,22 @@ class ClientProcess:
             limit=messages.MAX_LINE_BYTES,
             start_new_session=True,
         )
-        self._tell(plan)
-        answer = await self._hear()
+        self._send(plan)
+        answer = await self._receive()
         if not isinstance(answer, ClientReady):
             raise StartError(f"client process {self._number} answered its plan with {answer!r}")
         return answer
 
     async def run(self) -> ClientReport:
-        """Says go and waits for the report. Raises `StartError` when the process ends without one."""
-        self._tell(Go())
-        while not isinstance(answer := await self._hear(), ClientReport):
+        """Send `Go` and wait for the report. Raises `StartError` if the process ends without one."""
+        self._send(Go())
+        while not isinstance(answer := await self._receive(), ClientReport):
             if isinstance(answer, Progress):
                 self._board.update(self._number, answer)
         return answer
 
     async def stop(self) -> None:
-        """The process stops by itself when its standard input ends; it is killed when it does not."""
+        """Close its standard input, which stops the process, and kill it if it does not exit in time."""
         if self._process is None:
             return
         assert self._process.stdin is not None
@@ -177,11 +177,11 @@ class ClientProcess:
                 self._process.kill()
             await self._process.wait()
 
-    def _tell(self, message: messages.ToClient) -> None:
+    def _send(self, message: messages.ToClient) -> None:
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(messages.encode(message))
 
-    async def _hear(self) -> messages.FromClient:
+    async def _receive(self) -> messages.FromClient:
         assert self._process is not None and self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
@@ -194,7 +194,7 @@ class ClientProcess:
 
 
 class _Board:
-    """The latest progress of every client process, shown as one sum."""
+    """The latest progress of every client process, shown as one total."""
 
     def __init__(self, clients: int, show: Show) -> None:
         self._latest = [Progress(0, 0, 0, 0, 0)] * clients
@@ -223,7 +223,7 @@ def _breaker(scenario: Scenario, deployment: Deployment, watch: Watch) -> Breake
 
 
 async def _load(clients: list[ClientProcess], breaker: Breaker | None) -> list[ClientReport]:
-    """Every client's report; what breaks meanwhile ends with the last of them."""
+    """Run all clients and the chaos plan beside them, and return the clients' reports."""
     breaking = asyncio.create_task(breaker.run()) if breaker is not None else None
     try:
         reports = await _all([client.run() for client in clients])
@@ -237,7 +237,7 @@ async def _load(clients: list[ClientProcess], breaker: Breaker | None) -> list[C
 
 
 async def _all(coroutines: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """Like `asyncio.gather`, but the first failure ends the others; it is raised as it is."""
+    """Gather as `asyncio.gather` does, but let the first failure cancel the others; it is raised as it is."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

@@ -1,6 +1,7 @@
-"""A Redis of the run's own, which can be restarted with its data, emptied and stopped while the gateway uses it.
+"""A whole installation on free ports for one run: a simulated vLLM, the gateway, and a Redis.
 
-A whole installation on free ports for the time of one run: simulated vLLM, gateway, embedded Redis.
+The gateway starts its embedded Redis. With `--chaos` the run starts a Redis of its own instead, which can be restarted,
+emptied and stalled while the gateway uses it.
 """
 
 from __future__ import annotations
@@ -30,135 +31,26 @@ if TYPE_CHECKING:
 
     from gateway.bench.scenario import Scenario
 
-
+_START_S: Final = 60.0
+_STOP_S: Final = 10.0
 _REDIS_START_S: Final = 10.0
 _REDIS_STOP_S: Final = 5.0
-_POLL_S: Final = 0.01
-
-
-class OwnRedis:
-    """On a UNIX socket in `directory`, whose path must be short. `url` stays the same over restarts."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._socket = directory / "redis.sock"
-        self._child: Child | None = None
-
-    @property
-    def url(self) -> str:
-        return f"unix://{self._socket}"
-
-    @property
-    def pid(self) -> int:
-        assert self._child is not None
-        return self._child.pid
-
-    @property
-    def running_pid(self) -> int | None:
-        return self._child.running_pid if self._child is not None else None
-
-    async def start(self) -> None:
-        """Returns when it answers. Raises `StartError`."""
-        self._child = Child("the run's Redis", self._command())
-        await self._child.start(_REDIS_START_S)
-        deadline_s = time.monotonic() + _REDIS_START_S
-        # A server that loads its data answers, too, but not with this.
-        while not (await self._ask(b"PING")).startswith(b"+PONG"):
-            if time.monotonic() > deadline_s:
-                raise StartError(f"the run's Redis does not answer: {self._child.words}")
-            await asyncio.sleep(_POLL_S)
-
-    async def restart(self, *, keep_data: bool) -> None:
-        """Killed, as by a crash, and started again: with what it had a moment before, or empty."""
-        if keep_data:
-            await self._ask(b"SAVE")
-        assert self._child is not None
-        await self._child.kill()
-        if not keep_data:
-            (self._directory / "dump.rdb").unlink(missing_ok=True)
-        await self.start()
-
-    async def stall(self, seconds: float) -> None:
-        """It keeps its connections and answers nobody."""
-        os.kill(self.pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            os.kill(self.pid, signal.SIGCONT)
-
-    async def stop(self) -> None:
-        if self._child is not None:
-            await self._child.stop(_REDIS_STOP_S)
-
-    def _command(self) -> list[str]:
-        options = ["--port", "0", "--unixsocket", str(self._socket), "--dir", str(self._directory)]
-        # Its first line at this level says no more than that it runs.
-        options += ["--save", "", "--appendonly", "no", "--loglevel", "notice", "--maxmemory-policy", "noeviction"]
-        return [find_server(), *options]
-
-    async def _ask(self, command: bytes) -> bytes:
-        """The first line of the reply; empty when there is nobody."""
-        try:
-            reader, writer = await asyncio.open_unix_connection(str(self._socket))
-        except OSError:
-            return b""
-        try:
-            writer.write(command + b"\r\n")
-            return await reader.readline()
-        except OSError:
-            return b""
-        finally:
-            writer.close()
-
-
-_GATEWAY_START_S: Final = 60.0
-# Every result has been fetched, or never will be: there is nothing to drain for.
+_REDIS_POLL_S: Final = 0.01
+# At the end of a run every result has been fetched or never will be, so the gateway has nothing to drain for.
 _DRAIN_S: Final = 1.0
-_GATEWAY_STOP_S: Final = 10.0
-# Of the simulated vLLM's file descriptors, what the workers' connections may take together.
+# Share of the simulated vLLM's file descriptors that the connections of all workers may use together.
 _SIMULATOR_FILES: Final = 0.95
 _URL: Final = re.compile(r"https?://[^\s,;)\"']+")
 _KEPT_IN: Final = re.compile(r"results in (.+?), admin")
 _ADMIN_URL: Final = re.compile(r"admin\W+(https?://[^\s,;)\"']+)", re.IGNORECASE)
 
 
-class SimulatedUpstream:
-    """The simulated vLLM's process. `url` stays the same over `restart`."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
-        self._child = Child("the simulated vLLM", simulator_command(scenario))
-        self.url = ""
-
-    @property
-    def running_pid(self) -> int | None:
-        return self._child.running_pid
-
-    async def start(self) -> None:
-        self.url = _url_in(await self._child.start(_GATEWAY_START_S), self._child.name)
-
-    async def restart(self) -> None:
-        """Killed with all that it generates, and started anew. Raises `StartError`."""
-        await self._child.kill()
-        port = int(self.url.rpartition(":")[2])
-        self._child = Child(self._child.name, simulator_command(self._scenario, port))
-        await self._child.start(_GATEWAY_START_S)
-
-    async def stop(self) -> None:
-        await self._child.stop(_GATEWAY_STOP_S)
-
-
-@dataclass(frozen=True, slots=True)
-class Breakable:
-    """What a run may break, since it has started it itself."""
-
-    redis: OwnRedis
-    upstream: SimulatedUpstream
-
-
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where a run finds everything; None: not there, or not known. `kept_in`: where results are, in words."""
+    """Where a run finds everything; None for what is absent or unknown.
+
+    `kept_in` describes where results are kept, for the report.
+    """
 
     url: str
     admin_url: str | None = None
@@ -172,13 +64,21 @@ class Deployment:
         return self.upstream.running_pid if self.upstream is not None else None
 
     def own_redis_pid(self) -> int | None:
-        """Of the run's own server; the gateway's is not ours to know."""
+        """Return the process of the run's own Redis; the watch finds the gateway's embedded one by itself."""
         return self.breakable.redis.running_pid if self.breakable is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Breakable:
+    """What a run may break, because it started it."""
+
+    redis: OwnRedis
+    upstream: SimulatedUpstream
 
 
 @asynccontextmanager
 async def running_stack(scenario: Scenario) -> AsyncIterator[Deployment]:
-    """Starts everything, and leaves nothing running nor lying about. Raises `StartError` with the child's own words."""
+    """Start everything, and leave no process and no file behind. Raises `StartError` with the child's own output."""
     run_dir = Path(tempfile.mkdtemp(prefix="gateway-bench-"))
     upstream = SimulatedUpstream(scenario)
     redis = OwnRedis(run_dir) if scenario.chaos else None
@@ -189,19 +89,58 @@ async def running_stack(scenario: Scenario) -> AsyncIterator[Deployment]:
             await redis.start()
         command = gateway_command(scenario, upstream.url, run_dir, redis.url if redis is not None else None)
         gateway = Child("the gateway", command)
-        line = await gateway.start(_GATEWAY_START_S)
-        url = _url_in(line, gateway.name)
+        ready = await gateway.start(_START_S)
+        url = _url_in(ready, gateway.name)
         breakable = Breakable(redis, upstream) if redis is not None else None
-        yield Deployment(url, admin_url_in(line), upstream.url, gateway.pid, kept_in(line), breakable, upstream)
+        yield Deployment(url, admin_url_in(ready), upstream.url, gateway.pid, kept_in(ready), breakable, upstream)
     finally:
         await asyncio.shield(_stop_all(gateway, upstream, redis, run_dir))
+
+
+async def _stop_all(gateway: Child | None, upstream: SimulatedUpstream, redis: OwnRedis | None, run_dir: Path) -> None:
+    """Stop the gateway first, so that it does not log the loss of what it uses."""
+    if gateway is not None:
+        await gateway.stop(_STOP_S)
+    if redis is not None:
+        await redis.stop()
+    await upstream.stop()
+    shutil.rmtree(run_dir, ignore_errors=True)
+
+
+# -- the simulated vLLM
+
+
+class SimulatedUpstream:
+    """The process of the simulated vLLM. Its `url` survives `restart`."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._child = Child("the simulated vLLM", simulator_command(scenario))
+        self.url = ""
+
+    @property
+    def running_pid(self) -> int | None:
+        return self._child.running_pid
+
+    async def start(self) -> None:
+        self.url = _url_in(await self._child.start(_START_S), self._child.name)
+
+    async def restart(self) -> None:
+        """Kill it with all its generations, and start a new one on the same port. Raises `StartError`."""
+        await self._child.kill()
+        port = int(self.url.rpartition(":")[2])
+        self._child = Child(self._child.name, simulator_command(self._scenario, port))
+        await self._child.start(_START_S)
+
+    async def stop(self) -> None:
+        await self._child.stop(_STOP_S)
 
 
 def simulator_command(scenario: Scenario, port: int = 0) -> list[str]:
     command = [sys.executable, "-m", "gateway", "simulate-vllm", "--port", str(port), "--mode", scenario.vllm_mode]
     command += ["--gen-seconds", f"{scenario.gen_seconds:g}"]
     command += ["--processes", str(scenario.simulator_processes)]
-    # Which of several processes gets how many is the kernel's choice.
+    # With several processes the kernel decides how many requests each gets, so no size can be set.
     if scenario.vllm_mode == "barrier" and scenario.simulator_processes == 1:
         command += ["--barrier-size", str(min(scenario.concurrency, scenario.samples))]
     if scenario.max_num_seqs is not None:
@@ -212,6 +151,9 @@ def simulator_command(scenario: Scenario, port: int = 0) -> list[str]:
     return command
 
 
+# -- the gateway
+
+
 def gateway_command(scenario: Scenario, simulator_url: str, run_dir: Path, redis_url: str | None = None) -> list[str]:
     command = [sys.executable, "-m", "gateway", "serve", "--port", "0", "--admin-port", "0"]
     command += ["--upstream", simulator_url, "--workers", str(scenario.workers), "--run-dir", str(run_dir)]
@@ -219,49 +161,111 @@ def gateway_command(scenario: Scenario, simulator_url: str, run_dir: Path, redis
     if redis_url is not None:
         command += ["--redis-url", redis_url]
     if scenario.client == "sdk" and scenario.session_poll is False:
-        # The SDK takes what it is offered.
+        # The SDK uses the session poll whenever the gateway offers it.
         command += ["--session-poll", "off"]
     if scenario.source_ips is not None:
         command += ["--source-ips", scenario.source_ips]
-    if (most := upstream_connections(scenario, kernel.raise_fd_limit(), kernel.ephemeral_ports())) is not None:
-        command += ["--max-connections", str(most)]
+    if (limit := upstream_connections(scenario, kernel.raise_fd_limit(), kernel.ephemeral_ports())) is not None:
+        command += ["--max-connections", str(limit)]
     return command
 
 
 def upstream_connections(scenario: Scenario, open_files: int, port_range: tuple[int, int]) -> int | None:
-    """What a worker may open, where all of them together would open more than the simulated vLLM can hold.
+    """Return the `--max-connections` of a worker if the simulated vLLM has too few file descriptors, else None.
 
-    A server without descriptors takes a connection and closes it at once, and the gateway tries again and again: a run
-    would measure that. None where there is room for what the gateway takes by itself, and where a barrier needs all.
+    A server without free descriptors accepts a connection and closes it at once, the gateway retries, and the run would
+    measure that. A barrier needs all its connections, so it gets no limit.
     """
-    room = int(open_files * _SIMULATOR_FILES) * scenario.simulator_processes // scenario.workers
+    available = int(open_files * _SIMULATOR_FILES) * scenario.simulator_processes // scenario.workers
     sharing = scenario.workers if scenario.source_ips is None else 1
-    by_itself = ports.connection_limit(port_range, 1, sharing, open_files)
-    return room if room < by_itself and scenario.vllm_mode != "barrier" else None
+    default = ports.connection_limit(port_range, 1, sharing, open_files)
+    return available if available < default and scenario.vllm_mode != "barrier" else None
 
 
-def admin_url_in(line: str) -> str | None:
-    match = _ADMIN_URL.search(line)
+# -- what the first line of a process says
+
+
+def admin_url_in(ready: str) -> str | None:
+    match = _ADMIN_URL.search(ready)
     return match[1].rstrip("/.") if match else None
 
 
-def kept_in(line: str) -> str | None:
-    match = _KEPT_IN.search(line)
+def kept_in(ready: str) -> str | None:
+    match = _KEPT_IN.search(ready)
     return match[1] if match else None
 
 
-def _url_in(line: str, name: str) -> str:
-    match = _URL.search(line)
+def _url_in(ready: str, name: str) -> str:
+    match = _URL.search(ready)
     if match is None:
-        raise StartError(f"{name} said {line!r} where its address was expected")
+        raise StartError(f"{name} printed {ready!r} where its address was expected")
     return match[0].rstrip("/.")
 
 
-async def _stop_all(gateway: Child | None, upstream: SimulatedUpstream, redis: OwnRedis | None, run_dir: Path) -> None:
-    """The gateway before what it uses, so that it has nothing to complain of."""
-    if gateway is not None:
-        await gateway.stop(_GATEWAY_STOP_S)
-    if redis is not None:
-        await redis.stop()
-    await upstream.stop()
-    shutil.rmtree(run_dir, ignore_errors=True)
+# -- Redis
+
+
+class OwnRedis:
+    """A Redis server on a UNIX socket in `directory`, whose path must be short. Its `url` survives restarts."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._socket = directory / "redis.sock"
+        self.url = f"unix://{self._socket}"
+        self._child: Child | None = None
+
+    @property
+    def running_pid(self) -> int | None:
+        return self._child.running_pid if self._child is not None else None
+
+    async def start(self) -> None:
+        """Return when it answers. Raises `StartError`."""
+        options = ["--port", "0", "--unixsocket", str(self._socket), "--dir", str(self._directory)]
+        # At this log level the first line says that the server is starting, and no more.
+        options += ["--save", "", "--appendonly", "no", "--loglevel", "notice", "--maxmemory-policy", "noeviction"]
+        self._child = Child("the run's Redis", [find_server(), *options])
+        await self._child.start(_REDIS_START_S)
+        deadline_s = time.monotonic() + _REDIS_START_S
+        # A server that is loading its data answers with an error.
+        while not (await self._ask(b"PING")).startswith(b"+PONG"):
+            if time.monotonic() > deadline_s:
+                raise StartError(f"the run's Redis does not answer: {self._child.output}")
+            await asyncio.sleep(_REDIS_POLL_S)
+
+    async def restart(self, *, keep_data: bool) -> None:
+        """Kill it as a crash would, and start it again with the data of a moment before, or empty."""
+        if keep_data:
+            await self._ask(b"SAVE")
+        assert self._child is not None
+        await self._child.kill()
+        if not keep_data:
+            (self._directory / "dump.rdb").unlink(missing_ok=True)
+        await self.start()
+
+    async def stall(self, seconds: float) -> None:
+        """Stop the process for a while: its connections stay open and nobody gets an answer."""
+        assert self._child is not None
+        pid = self._child.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    async def stop(self) -> None:
+        if self._child is not None:
+            await self._child.stop(_REDIS_STOP_S)
+
+    async def _ask(self, command: bytes) -> bytes:
+        """Send one command and return the first line of the reply, or nothing if no server answers."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        except OSError:
+            return b""
+        try:
+            writer.write(command + b"\r\n")
+            return await reader.readline()
+        except OSError:
+            return b""
+        finally:
+            writer.close()

@@ -1,103 +1,42 @@
-"""Which model a gateway offers, when nobody named one.
-
-One run at a terminal: start what is needed, show progress, print the report, and clean up on any way out.
-"""
+"""One run at a terminal: start what it needs, show progress, print the report, and clean up however it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING, Any, TypeVar
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import aiohttp
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gateway.bench.driver import drive
 from gateway.bench.installation import running_stack
-from gateway.bench.report.progress import live_progress
 from gateway.bench.report.table import render, verdict_line
 from shared.core.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
 
     from gateway.bench.installation import Deployment
+    from gateway.bench.load import messages
     from gateway.bench.report.outcome import Run
     from gateway.bench.report.report import Report
     from gateway.bench.scenario import Scenario
 
-
-async def offered_model(url: str, api_key: str) -> str:
-    """The first base model in the gateway's capabilities. Raises `StartError`."""
-    try:
-        async with (
-            aiohttp.ClientSession(headers={"X-API-Key": api_key}) as session,
-            session.get(f"{url}/api/v1/get_server_capabilities", timeout=aiohttp.ClientTimeout(total=30.0)) as response,
-        ):
-            body = await response.json(content_type=None)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise StartError(f"no gateway answers at {url}: {_reason(error)}") from error
-    if response.status != 200:
-        raise StartError(f"the gateway at {url} answered {response.status} when asked for its models: {body}")
-    return first_model(body, url)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno).lower()
-    return str(error) or "no reply in time"
-
-
-def first_model(capabilities: Mapping[str, Any], url: str) -> str:
-    for model in capabilities.get("supported_models") or ():
-        if name := model.get("model_name"):
-            return str(name)
-    raise StartError(f"the gateway at {url} offers no model; name one with --model")
-
-
 T = TypeVar("T")
 
-# The SDK demands the prefix; a gateway without keys takes any.
-ANY_KEY = "tml-bench"
+# The SDK requires the prefix; a gateway without keys accepts any key.
+ANY_KEY: Final = "tml-bench"
+_LINE_EVERY_S: Final = 2.0
 
 
 def run_to_end(work: Coroutine[None, None, T]) -> T:
-    """Runs `work`; SIGTERM unwinds it as Ctrl-C does. Raises `KeyboardInterrupt` on either."""
+    """Run `work` on a new event loop; SIGTERM unwinds it as Ctrl-C does. Raises `KeyboardInterrupt` on either."""
     return asyncio.run(_until_signal(work))
-
-
-async def self_contained(scenario: Scenario, console: Console) -> Run:
-    """Starts simulator and gateway for this run alone. Raises `StartError`."""
-    workers = "1 worker" if scenario.workers == 1 else f"{scenario.workers} workers"
-    console.print(f"starting a simulated vLLM and a gateway with {workers} ...", style="dim", highlight=False)
-    async with running_stack(scenario) as deployment:
-        return await against(scenario, deployment, console)
-
-
-async def against(
-    scenario: Scenario, deployment: Deployment, console: Console, model: str | None = None, api_key: str = ANY_KEY
-) -> Run:
-    """Drives `scenario` against what runs already. `model`: None takes the first that is offered."""
-    model = model or await offered_model(deployment.url, api_key)
-    verify = scenario.verify if scenario.verify is not None else deployment.simulator_url is not None
-    told = f"{scenario.samples:,} samples of {model} through {deployment.url} (seed {scenario.seed})"
-    told += f", chaos {scenario.chaos}" * bool(scenario.chaos)
-    console.print(told, style="dim", highlight=False, soft_wrap=True)
-    with live_progress(console, scenario.samples) as show:
-        return await drive(scenario, deployment, model, api_key, verify=verify, show=show)
-
-
-def print_report(report: Report, console: Console) -> None:
-    console.print(render(report))
-    for example in report.examples:
-        console.print(f"  {example}", style="red", highlight=False, markup=False, soft_wrap=True)
-    console.print(verdict_line(report), style="bold green" if verdict_line(report).startswith("OK") else "bold red")
-
-
-def print_start_error(error: StartError) -> None:
-    """Whole, with its line breaks: it quotes what the process that did not start had to say."""
-    Console(stderr=True).print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
 
 
 async def _until_signal(work: Coroutine[None, None, T]) -> T:
@@ -109,3 +48,107 @@ async def _until_signal(work: Coroutine[None, None, T]) -> T:
         task.cancel()
         await asyncio.wait([task])
         raise KeyboardInterrupt from None
+
+
+async def self_contained(scenario: Scenario, console: Console) -> Run:
+    """Start a simulator and a gateway for this run alone, and run it. Raises `StartError`."""
+    workers = "1 worker" if scenario.workers == 1 else f"{scenario.workers} workers"
+    console.print(f"starting a simulated vLLM and a gateway with {workers} ...", style="dim", highlight=False)
+    async with running_stack(scenario) as deployment:
+        return await against(scenario, deployment, console)
+
+
+async def against(
+    scenario: Scenario, deployment: Deployment, console: Console, model: str | None = None, api_key: str = ANY_KEY
+) -> Run:
+    """Run `scenario` against a running gateway. Without `model`, use the first one that it offers."""
+    model = model or await offered_model(deployment.url, api_key)
+    verify = scenario.verify if scenario.verify is not None else deployment.simulator_url is not None
+    headline = f"{scenario.samples:,} samples of {model} through {deployment.url} (seed {scenario.seed})"
+    headline += f", chaos {scenario.chaos}" * bool(scenario.chaos)
+    console.print(headline, style="dim", highlight=False, soft_wrap=True)
+    with live_progress(console, scenario.samples) as show:
+        return await drive(scenario, deployment, model, api_key, verify=verify, show=show)
+
+
+async def offered_model(url: str, api_key: str) -> str:
+    """Return the first base model in the gateway's capabilities. Raises `StartError`."""
+    try:
+        async with (
+            aiohttp.ClientSession(headers={"X-API-Key": api_key}) as session,
+            session.get(f"{url}/api/v1/get_server_capabilities", timeout=aiohttp.ClientTimeout(total=30.0)) as response,
+        ):
+            body = await response.json(content_type=None)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        known = isinstance(error, OSError) and error.errno
+        reason = os.strerror(known).lower() if known else str(error) or "no reply in time"
+        raise StartError(f"no gateway answers at {url}: {reason}") from error
+    if response.status != 200:
+        raise StartError(f"the gateway at {url} answered {response.status} when asked for its models: {body}")
+    return first_model(body, url)
+
+
+def first_model(capabilities: Mapping[str, Any], url: str) -> str:
+    for model in capabilities.get("supported_models") or ():
+        if name := model.get("model_name"):
+            return str(name)
+    raise StartError(f"the gateway at {url} offers no model; name one with --model")
+
+
+def print_report(report: Report, console: Console) -> None:
+    console.print(render(report))
+    for example in report.examples:
+        console.print(f"  {example}", style="red", highlight=False, markup=False, soft_wrap=True)
+    console.print(verdict_line(report), style="bold green" if verdict_line(report).startswith("OK") else "bold red")
+
+
+def print_start_error(error: StartError) -> None:
+    """Print the error with its line breaks, since it quotes the output of the process that did not start."""
+    Console(stderr=True).print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+# -- progress
+
+
+@contextmanager
+def live_progress(console: Console, samples: int) -> Iterator[Callable[[messages.Progress], None]]:
+    """Yield the function to call with the clients' total progress: a bar on a terminal, lines elsewhere."""
+    if not console.is_terminal:
+        yield LineProgress(console, samples, time.monotonic).show
+        return
+    columns = (
+        TextColumn("[bold]samples"),
+        BarColumn(bar_width=40),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("samples", total=samples, note="")
+        yield lambda progress: bar.update(task, completed=progress.ended, note=_note(progress))
+
+
+class LineProgress:
+    """Print at most one line every two seconds, and never the same line twice in a row."""
+
+    def __init__(self, console: Console, samples: int, monotonic_s: Callable[[], float]) -> None:
+        self._console = console
+        self._samples = samples
+        self._monotonic_s = monotonic_s
+        self._shown_s = monotonic_s()
+        self._shown = ""
+
+    def show(self, progress: messages.Progress) -> None:
+        now_s = self._monotonic_s()
+        text = f"{progress.ended:,} of {self._samples:,} samples, {_note(progress)}"
+        if now_s - self._shown_s < _LINE_EVERY_S or text == self._shown:
+            return
+        self._shown_s, self._shown = now_s, text
+        self._console.print(text, highlight=False)
+
+
+def _note(progress: messages.Progress) -> str:
+    parts = [f"{progress.submitted - progress.ended} in flight" if progress.submitted > progress.ended else ""]
+    parts += [f"{progress.failed} failed" if progress.failed else ""]
+    parts += [f"{progress.wrong} wrong" if progress.wrong else ""]
+    return ", ".join(part for part in parts if part) or "starting"

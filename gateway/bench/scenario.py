@@ -1,7 +1,4 @@
-"""Which interpreter the SDK client runs under.
-
-What a bench run is told to do, and the presets that name whole runs.
-"""
+"""What a bench run does: its scenario, the presets that name whole runs, and the checks of both."""
 
 from __future__ import annotations
 
@@ -17,51 +14,17 @@ from shared.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-_HOW: Final = (
-    "make an environment with `python3 -m venv sdk && sdk/bin/pip install tinker` and name its interpreter with "
-    "--sdk-python sdk/bin/python"
-)
-# The SDK's imports take a second or two on a machine that is idle.
-_IMPORT_S: Final = 60.0
-
-
-def check(scenario: Scenario) -> None:
-    """Raises `ConfigError` where `--client sdk` has no SDK to run."""
-    if scenario.client != "sdk":
-        return
-    if scenario.sdk_python is not None:
-        _check_given(scenario.sdk_python)
-    elif importlib.util.find_spec("tinker") is None:
-        raise ConfigError(f"--client sdk: the package tinker is not installed beside the gateway; {_HOW}")
-
-
-def _check_given(python: str) -> None:
-    try:
-        done = subprocess.run(
-            [python, "-P", "-c", "import tinker"],
-            capture_output=True,
-            text=True,
-            timeout=_IMPORT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"--sdk-python {python}: cannot be run: {error}; {_HOW}") from None
-    if done.returncode != 0:
-        words = done.stderr.strip().rpartition("\n")[2]
-        raise ConfigError(f"--sdk-python {python}: the package tinker cannot be imported there ({words}); {_HOW}")
-
-
 VllmMode = Literal["barrier", "latency", "instant"]
 
 ClientKind = Literal["raw", "sdk"]
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """`session_poll`: None takes what the gateway offers. `verify`: None verifies where a simulator is known.
+    """One bench run.
 
-    `client`: our own load client, or the published SDK under the interpreter `sdk_python`, None for ours.
-    `chaos`: what is broken and when, as in chaos.py; nothing when empty.
+    `session_poll`: None uses what the gateway offers. `verify`: None verifies results if a simulator is known.
+    `client`: `raw` is our own load client; `sdk` is the published SDK, run by the interpreter `sdk_python` (None: the
+    bench's own). `chaos` is a plan in the form of chaos.py; empty breaks nothing.
     """
 
     samples: int = 2_048
@@ -88,10 +51,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     chaos: str = ""
 
 
-# What is called small wherever a cost per sample is told.
+# The small sample of every documented cost per sample.
 _SMALL: Final = {"prompt_tokens": 128, "max_tokens": 64}
 
-# Each value only where the preset differs from the defaults above.
+# A preset names only the values that differ from the defaults above.
 PRESETS: Final[dict[str, dict[str, Any]]] = {
     "burst": {
         **_SMALL,
@@ -138,7 +101,7 @@ _COUNTS: Final = (
 
 
 def resolve(preset: str | None, given: dict[str, Any]) -> Scenario:
-    """The preset's values under those that were given. Raises `ConfigError` for a value that makes no run."""
+    """Merge the preset's values with the given ones, which win. Raises `ConfigError` for a value out of range."""
     chosen = {**PRESETS.get(preset or "", {}), **given}
     chosen.setdefault("concurrency", min(chosen.get("samples", 2_048), 2_048))
     scenario = Scenario(**chosen)
@@ -148,19 +111,19 @@ def resolve(preset: str | None, given: dict[str, Any]) -> Scenario:
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """`total` split as evenly as it goes, the larger shares first."""
+    """Split `total` as evenly as possible, larger shares first."""
     base, extra = divmod(total, parts)
     return [base + (index < extra) for index in range(parts)]
 
 
-# Ten times as many samples as are in flight: beginning and end of a run weigh little then.
+# With ten times as many samples as are in flight, the start and the end of a run weigh little.
 STEADY: Final = 10
 
 
 def resolve_all(preset: str | None, given: dict[str, Any], concurrencies: Sequence[int]) -> list[Scenario]:
-    """A scenario for each of `concurrencies`, one in all when there is none. Raises `ConfigError` as `resolve`.
+    """Return one scenario for each of `concurrencies`, or a single one if there are none. Raises as `resolve`.
 
-    Of several, each has `STEADY` times as many samples as it has in flight, unless their number is given.
+    If there are several, each has `STEADY` times as many samples as it has in flight, unless their number is given.
     """
     if not concurrencies:
         return [resolve(preset, given)]
@@ -193,8 +156,37 @@ def _check_sdk(scenario: Scenario) -> None:
         return
     for name in ("abandon_polls", "cancel", "duplicates"):
         if getattr(scenario, name):
-            raise ConfigError(f"{_flag(name)}: the SDK makes no such trouble; only --client raw does")
+            raise ConfigError(f"{_flag(name)}: only with --client raw; the SDK cannot be made to do this")
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+# -- the interpreter of `--client sdk`
+
+_HOW: Final = (
+    "make an environment with `python3 -m venv sdk && sdk/bin/pip install tinker` and name its interpreter with "
+    "--sdk-python sdk/bin/python"
+)
+# Importing the SDK takes a second or two on an idle machine.
+_IMPORT_S: Final = 60.0
+
+
+def check_sdk_python(scenario: Scenario) -> None:
+    """Raise `ConfigError` if `--client sdk` has no SDK to run."""
+    if scenario.client != "sdk":
+        return
+    python = scenario.sdk_python
+    if python is None:
+        if importlib.util.find_spec("tinker") is None:
+            raise ConfigError(f"--client sdk: the package tinker is not installed beside the gateway; {_HOW}")
+        return
+    command = [python, "-P", "-c", "import tinker"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"--sdk-python {python}: cannot be run: {error}; {_HOW}") from None
+    if done.returncode != 0:
+        reason = done.stderr.strip().rpartition("\n")[2]
+        raise ConfigError(f"--sdk-python {python}: the package tinker cannot be imported there ({reason}); {_HOW}")

@@ -1,9 +1,9 @@
-"""A client as the SDK is one: a session with heartbeats, submissions behind a gate, polls, retries, resubmissions.
+"""A client that behaves like the SDK: a session with heartbeats, submissions behind a gate, polls, retries.
 
-One `SdkClient` is one SDK process with one sampling client. What it does after each reply is decided in
-`reactions.py`; when it may submit, in `pacing.py`; what a reply means, in `replies.py`. Here is only the order of
-things. The raw client differs from the SDK in two ways: results are compared with what they must be, and on request it
-makes trouble (abandoned polls, cancels, repeated submissions, lost replies).
+One `SdkClient` stands for one SDK process with one sampling client. `reactions.py` decides what it does after each
+reply, `pacing.py` when it may submit, and `replies.py` what a reply means; this module holds the order of the steps.
+It differs from the SDK in two ways: it compares results with the expected ones, and on request it misbehaves (abandons
+polls, cancels, submits twice, loses replies).
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class SetupFailed(Exception):
 
 
 class Paused:
-    """The gateway pushed back; the submission waits at the gate again."""
+    """The gateway answered 429; the submission waits at the gate again."""
 
 
 class SdkClient:
-    """`session_poll`: None takes what the gateway's client/config offers."""
+    """One SDK process with one sampling client. `session_poll`: None uses what client/config offers."""
 
     def __init__(
         self,
@@ -74,10 +74,12 @@ class SdkClient:
         self._session_poll = session_poll
         self._heartbeat_s = heartbeat_s
         self._endpoints = requests.RequestTemplates(target, api_key)
-        self._session_pool = ConnectionPool(target)
-        self._submit_pool = ConnectionPool(target)
-        self._retrieve_pool = ConnectionPool(target)
-        self._poll_pool = ConnectionPool(target)
+        self.traffic = Traffic()
+        self._session_pool = ConnectionPool(target, self.traffic)
+        self._submit_pool = ConnectionPool(target, self.traffic)
+        self._retrieve_pool = ConnectionPool(target, self.traffic)
+        self._poll_pool = ConnectionPool(target, self.traffic)
+        self._pools = (self._session_pool, self._submit_pool, self._retrieve_pool, self._poll_pool)
         self._gate = SubmitGate(clock)
         self._jitter = random.Random(workload.seed)
         self._session_id = ""
@@ -90,12 +92,6 @@ class SdkClient:
         return sum(pool.connections_opened for pool in self._pools)
 
     @property
-    def traffic(self) -> Traffic:
-        """Of all its connections together."""
-        parts = [pool.traffic for pool in self._pools]
-        return Traffic(sum(part.sent_bytes for part in parts), sum(part.received_bytes for part in parts))
-
-    @property
     def requests_sent(self) -> int:
         return sum(pool.requests_sent for pool in self._pools)
 
@@ -104,7 +100,7 @@ class SdkClient:
         return self._session_poll is True
 
     async def open(self) -> None:
-        """Session and sampling session. Raises `SetupFailed`."""
+        """Create a session and a sampling session. Raises `SetupFailed`."""
         config = await self._set_up(self._endpoints.client_config, requests.client_config_body())
         if self._session_poll is None:
             self._session_poll = read_flag(config, "sample_use_retrieve_futures")
@@ -118,12 +114,12 @@ class SdkClient:
         )
 
     async def run(self, indices: Iterator[int], concurrency: int) -> None:
-        """Every sample of `indices`, at most `concurrency` of them between call and result."""
+        """Run every sample of `indices`, at most `concurrency` of them between call and result."""
         poller = None
         if self.uses_session_poll:
             poller = SessionPoller(self._poll_pool, self._endpoints, self._sampling_session_id, self._tally)
         self._retriever = Retriever(self._retrieve_pool, self._endpoints, poller, self._workload, self._tally)
-        # A task beside the samples that fails ends the run; the samples' end ends them.
+        # If a task beside the samples fails, the run ends; when the samples end, those tasks end.
         async with asyncio.TaskGroup() as group:
             beside = [group.create_task(self._heartbeats())]
             if poller is not None:
@@ -141,11 +137,7 @@ class SdkClient:
         for pool in self._pools:
             pool.close()
 
-    @property
-    def _pools(self) -> tuple[ConnectionPool, ...]:
-        return (self._session_pool, self._submit_pool, self._retrieve_pool, self._poll_pool)
-
-    # one sample
+    # -- one sample
 
     async def _run_sample(self, index: int) -> None:
         wanted = sample(self._workload, index)
@@ -167,7 +159,7 @@ class SdkClient:
             self._tally.fail(broken.kind, f"sample {wanted.index}: {broken.detail}", wrong=broken.wrong)
 
     async def _attempt(self, wanted: Sample) -> tuple[bytes | PromiseLost | SampleFailure | None, float]:
-        """The result's bytes, None when the sample was cancelled, as it was meant to be; and when it was posted."""
+        """Submit and wait. Return the result's bytes (None if cancelled as planned), and when it was posted."""
         seq_id = self._next_seq_id
         self._next_seq_id += 1
         promise, posted_s = await self._submit(wanted, seq_id)
@@ -184,10 +176,10 @@ class SdkClient:
             await self._retriever.cancel(promise.request_id)
             return None, posted_s
 
-    # submitting
+    # -- submitting
 
     async def _submit(self, wanted: Sample, seq_id: int) -> tuple[Promise | PromiseLost | SampleFailure, float]:
-        """What came of it, and when it passed the gate for that."""
+        """Post until the gateway decides. Return the outcome, and when that post passed the gate."""
         body = requests.asample_body(self._workload, wanted, self._sampling_session_id, seq_id)
         request = self._endpoints.asample.request(body)
         first_s: float | None = None
@@ -241,7 +233,7 @@ class SdkClient:
         except NoReply:
             return
 
-    # session
+    # -- session
 
     async def _heartbeats(self) -> None:
         request = self._endpoints.heartbeat.request(requests.heartbeat_body(self._session_id))
@@ -261,21 +253,18 @@ class SdkClient:
     async def _set_up(self, endpoint: RequestTemplate, body: bytes) -> GatewayReply:
         streak = Streak()
         while True:
-            reply, words = await self._try_set_up(endpoint, body)
+            reply: GatewayReply | None = None
+            try:
+                reply = await self._session_pool.send(endpoint.request(body), endpoint.read_timeout_s)
+                answer = f"{reply.status}: {detail_of(reply)}"
+            except NoReply as error:
+                answer = f"nothing: {error}"
             reaction, streak = on_setup(event_of(reply), streak)
             if reaction.act is Act.ACCEPT and reply is not None:
                 return reply
             if reaction.act is Act.FATAL:
-                raise SetupFailed(f"the gateway answered {endpoint.name} with {words}")
+                raise SetupFailed(f"the gateway answered {endpoint.name} with {answer}")
             await asyncio.sleep(reaction.delay_s)
-
-    async def _try_set_up(self, endpoint: RequestTemplate, body: bytes) -> tuple[GatewayReply | None, str]:
-        """The reply, and what it says for a person."""
-        try:
-            reply = await self._session_pool.send(endpoint.request(body), endpoint.read_timeout_s)
-        except NoReply as error:
-            return None, f"nothing: {error}"
-        return reply, f"{reply.status}: {detail_of(reply)}"
 
     async def _exchange(self, pool: ConnectionPool, endpoint: RequestTemplate, request: bytes) -> GatewayReply | None:
         try:
@@ -295,7 +284,7 @@ def _end_of_submit(act: Act, reply: GatewayReply | None) -> PromiseLost | Sample
 def _same_promise(
     first: GatewayReply | None, second: GatewayReply | None, num_samples: int
 ) -> GatewayReply | SampleFailure | None:
-    """The reply to go on with; the two must promise the same sample when both were accepted."""
+    """Return the reply to continue with. If both were accepted, they must promise the same sample."""
     if first is None or first.status != 200:
         return second
     if second is not None and second.status == 200:

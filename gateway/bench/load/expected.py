@@ -1,6 +1,6 @@
-"""What a sample must bring, and how a result differs from it. Pure.
+"""Compute the expected result of a sample, and how a result differs from it. Pure.
 
-Needs the standard library and numpy alone: it runs under an SDK's interpreter, too.
+This module needs only the standard library and numpy, since it also runs under the interpreter of an SDK.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class Difference(NamedTuple):
-    """`kind`: one of a bounded set of words; `detail`: for a person."""
+    """How a result is wrong: `kind` is one of a few fixed texts, `detail` is for a person."""
 
     kind: str
     detail: str
 
 
 def simulator_oracle(workload: Workload) -> Oracle:
-    """What the simulated vLLM answers: choice i of a sample is drawn with its seed + i, as in vLLM."""
+    """Return the function that computes the simulated vLLM's answer; choice i is drawn with seed + i, as in vLLM."""
 
     def oracle(wanted: Sample, choice: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         return sampled(workload.model, wanted.prompt, wanted.seed + choice, workload.max_tokens)
@@ -41,7 +41,7 @@ def simulator_oracle(workload: Workload) -> Oracle:
 def difference(
     tokens: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32], wanted: Sample, choice: int, oracle: Oracle
 ) -> Difference | None:
-    """Of one sequence, `tokens` int32[T] and `logprobs` float32[T], bit by bit; None when there is none."""
+    """Compare one sequence bit by bit, `tokens` int32[T] and `logprobs` float32[T]; return None if it is right."""
     expected_tokens, expected_logprobs = oracle(wanted, choice)
     if tokens.tobytes() != expected_tokens.tobytes():
         return Difference("wrong tokens", first_difference(tokens, expected_tokens, choice))
@@ -51,7 +51,7 @@ def difference(
 
 
 def first_difference(got: npt.NDArray[np.generic], expected: npt.NDArray[np.generic], choice: int) -> str:
-    """Where two arrays part, for a person."""
+    """Describe where two arrays first differ."""
     if len(got) != len(expected):
         return f"choice {choice}: {len(got)} values where {len(expected)} were expected"
     at = int(np.flatnonzero(got != expected)[0])

@@ -1,6 +1,6 @@
-"""Keep a load client process in touch with its driver: read its plan, show progress, and end in any case.
+"""Keep a client process in touch with its driver: read the plan, report progress, and end whatever happens.
 
-Needs the standard library alone: it runs under an SDK's interpreter, too.
+This module needs only the standard library, since it also runs under the interpreter of an SDK.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.bench.load.tally import LoadTally
 
 _PROGRESS_S: Final = 0.25
-# A plan is a line of some hundred bytes.
+# A plan is a line of a few hundred bytes.
 _LINE_BYTES: Final = 1024 * 1024
 
 
@@ -32,12 +32,12 @@ async def until_done(
     stuck_after_s: float,
     show: Callable[[LoadTally], None],
 ) -> None:
-    """Returns when `run` has ended or was cut short: by the driver's end, or when nothing ends for `stuck_after_s`.
+    """Wait for `run`; cancel it if the driver ends, or if no sample ends for `stuck_after_s`.
 
-    Raises what `run` raised. A run that was cut short reports too: what is missing from it is lost.
+    Raises what `run` raised. A cancelled run still reports: the samples that are missing count as lost.
     """
     beside = [
-        asyncio.create_task(_progress(tally, show)),
+        asyncio.create_task(_show_progress(tally, show)),
         asyncio.create_task(_cancel_at_end(lines, run)),
         asyncio.create_task(_cancel_when_stuck(tally, stuck_after_s, run)),
     ]
@@ -49,7 +49,7 @@ async def until_done(
         run.result()
 
 
-async def _progress(tally: LoadTally, show: Callable[[LoadTally], None]) -> None:
+async def _show_progress(tally: LoadTally, show: Callable[[LoadTally], None]) -> None:
     while True:
         show(tally)
         await asyncio.sleep(_PROGRESS_S)
@@ -61,7 +61,7 @@ async def _cancel_at_end(lines: asyncio.StreamReader, run: asyncio.Task[None]) -
 
 
 async def _cancel_when_stuck(tally: LoadTally, after_s: float, run: asyncio.Task[None]) -> None:
-    """The SDK waits two hours without progress; a bench run must end in a shift."""
+    """Cancel a run without progress. The SDK would wait two hours, which is too long for a bench run."""
     ended = -1
     while tally.ended != ended:
         ended = tally.ended

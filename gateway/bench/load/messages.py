@@ -1,7 +1,7 @@
-"""What the driver and its client processes say to each other: a JSON object per line, over standard input and output.
+"""The messages between the driver and its client processes: one JSON object per line, on standard input and output.
 
 driver -> client   Plan (once, first), Go; end of file means stop
-client -> driver   Ready, Progress (a few times a second), then Report; or Trouble, and nothing more
+client -> driver   ClientReady, Progress (a few times a second), then ClientReport; or Trouble, and nothing more
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from gateway.bench.load.workload import Workload
 
 
 class Plan(msgspec.Struct, tag="plan", frozen=True, kw_only=True):
-    """One client process's share: samples `first`, `first + step`, ... below `samples`.
+    """The share of one client process: samples `first`, `first + step`, ... below `samples`.
 
-    `stuck_after_s`: without one sample ending for so long, the run ends.
+    The run ends if no sample ends within `stuck_after_s`.
     """
 
     url: str
@@ -38,7 +38,7 @@ class Go(msgspec.Struct, tag="go", frozen=True):
 
 
 class ClientReady(msgspec.Struct, tag="ready", frozen=True):
-    """`session_poll`: None where the SDK decides, and tells nobody. `sdk_version`: None for the raw client."""
+    """The client has its session. `session_poll`: None if the SDK decides. `sdk_version`: None for the raw client."""
 
     session_poll: bool | None
     sdk_version: str | None = None
@@ -51,11 +51,16 @@ class Progress(msgspec.Struct, tag="progress", frozen=True):
     wrong: int
     cancelled: int
 
+    @property
+    def ended(self) -> int:
+        return self.completed + self.failed + self.cancelled
+
 
 class ClientReport(msgspec.Struct, tag="report", frozen=True, kw_only=True):
-    """`submit_s`, `latency_s`: float32 little-endian; `spans_s`, `promises_s`: float64[n, 2] (tally.py).
+    """The counts and times of one client process (tally.py).
 
-    `cpu_seconds`: user + system, from Go to the last sample. None: what happens inside the SDK, where nobody counts.
+    `submit_s` and `latency_s` are float32[n], `spans_s` and `promises_s` float64[n, 2], little-endian. `cpu_seconds` is
+    user + system from Go to the last sample. None marks what the SDK does inside, where it cannot be counted.
     """
 
     completed: int
@@ -86,7 +91,7 @@ class ClientReport(msgspec.Struct, tag="report", frozen=True, kw_only=True):
 
 
 class Trouble(msgspec.Struct, tag="trouble", frozen=True):
-    """The client cannot go on; one sentence for a person."""
+    """The client cannot continue; `message` is one sentence for a person."""
 
     message: str
 
@@ -94,7 +99,7 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True):
 FromClient = ClientReady | Progress | ClientReport | Trouble
 ToClient = Plan | Go
 
-# A report of a million samples is some 54 MB of base64.
+# The report of a million samples is about 54 MB of base64.
 MAX_LINE_BYTES: Final = 128 * 1024 * 1024
 
 _encoder = msgspec.json.Encoder()
@@ -107,10 +112,10 @@ def encode(message: FromClient | ToClient) -> bytes:
 
 
 def decode_for_driver(line: bytes) -> FromClient:
-    """Raises `msgspec.MsgspecError` on anything else."""
+    """Decode one line. Raises `msgspec.MsgspecError` on anything else."""
     return _from_client.decode(line)
 
 
 def decode_for_client(line: bytes) -> ToClient:
-    """Raises `msgspec.MsgspecError` on anything else."""
+    """Decode one line. Raises `msgspec.MsgspecError` on anything else."""
     return _to_client.decode(line)

@@ -1,6 +1,6 @@
-"""How many submissions a process may have open at once, and when: the SDK's dispatch limits.
+"""Limit how many submissions a process has open at once, as the SDK does.
 
-`SubmitPolicy` decides with the time handed in; `SubmitGate` lets coroutines wait for its word.
+`SubmitPolicy` decides, with the time as an argument; `SubmitGate` lets coroutines wait for its decision.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from shared.clock import Clock
 
-# The SDK's own figures (0.22 to 0.38).
+# The SDK's own constants (versions 0.22 to 0.38).
 MAX_SUBMITS: Final = 400
 MAX_SUBMITS_THROTTLED: Final = 10
 BACKPRESSURE_PAUSE_S: Final = 1.0
-# Prompts above this estimate pause longer; the SDK reckons ten bytes a token.
+# After a 429 on a prompt above this size the pause is longer; the SDK estimates ten bytes per token.
 LARGE_PROMPT_BYTES: Final = 128 * 1024
 LARGE_PROMPT_PAUSE_S: Final = 5.0
 THROTTLE_S: Final = 10.0
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 def backpressure_pause_s(prompt_tokens: int) -> float:
-    """How long the whole process rests after a 429 on a prompt of this length."""
+    """Return how long the whole process pauses after a 429 on a prompt of this length."""
     return LARGE_PROMPT_PAUSE_S if prompt_tokens * 10 > LARGE_PROMPT_BYTES else BACKPRESSURE_PAUSE_S
 
 
 class SubmitPolicy:
-    """Counts of open submissions; a submission that starts in a throttled time counts against the small limit."""
+    """Count open submissions. One that starts while the process is throttled counts against a smaller limit."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -46,7 +46,7 @@ class SubmitPolicy:
         self.throttled_until_s = self.paused_until_s + THROTTLE_S
 
     def try_open(self, now_s: float) -> bool | None:
-        """Opens a submission if one may start; then tells whether it counts as throttled. None: not now."""
+        """Open a submission and return whether it counts as throttled, or return None if none may start now."""
         if now_s < self.paused_until_s or self.open >= MAX_SUBMITS:
             return None
         throttled = now_s < self.throttled_until_s
@@ -61,13 +61,13 @@ class SubmitPolicy:
         self.open_throttled -= throttled
 
     def next_change_s(self, now_s: float) -> float | None:
-        """When time alone lets more start; None when only a `close` does."""
+        """Return when more may start without a `close`, or None if only a `close` helps."""
         ahead = [at_s for at_s in (self.paused_until_s, self.throttled_until_s) if at_s > now_s]
         return min(ahead, default=None)
 
 
 class SubmitGate:
-    """First come, first served, within `SubmitPolicy`."""
+    """Let submissions start in the order of arrival, within `SubmitPolicy`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -76,17 +76,17 @@ class SubmitGate:
         self._timer: asyncio.TimerHandle | None = None
 
     async def enter(self) -> bool:
-        """Waits for a place; the value goes back to `leave`."""
+        """Wait until a submission may start. Hand the returned value to `leave`."""
         if not self._waiting and (throttled := self._policy.try_open(self._clock.monotonic_s())) is not None:
             return throttled
-        place: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        entered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append(entered)
         self.wake()
         try:
-            return await place
+            return await entered
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self.leave(place.result())
+            if entered.done() and not entered.cancelled():
+                self.leave(entered.result())
             raise
 
     def leave(self, throttled: bool) -> None:
@@ -97,7 +97,7 @@ class SubmitGate:
         self._policy.back_pressure(self._clock.monotonic_s(), pause_s)
 
     def wake(self) -> None:
-        """Lets in whoever may start now, and sets a timer for when time alone will let in more."""
+        """Let in everyone who may start now, and set a timer for the next time at which more may."""
         now_s = self._clock.monotonic_s()
         while self._waiting:
             if self._waiting[0].done():
@@ -107,23 +107,19 @@ class SubmitGate:
             if throttled is None:
                 break
             self._waiting.popleft().set_result(throttled)
-        self._set_timer(now_s)
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _set_timer(self, now_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.close()
         change_s = self._policy.next_change_s(now_s) if self._waiting else None
         if change_s is not None:
             self._timer = asyncio.get_running_loop().call_later(change_s - now_s + 0.001, self.wake)
 
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
 
 async def at_most(concurrency: int, items: Iterator[T], run: Callable[[T], Awaitable[None]]) -> None:
-    """`run` each of `items`, in their order, and so many of them at a time."""
+    """Run each of `items` in order, at most `concurrency` at a time."""
 
     async def in_turn() -> None:
         for item in items:

@@ -1,4 +1,4 @@
-"""One client process: `python -m gateway.bench.load.process`, started and spoken to by the driver."""
+"""One client process of the raw client: `python -m gateway.bench.load.process`, started by the driver (messages.py)."""
 
 from __future__ import annotations
 
@@ -26,49 +26,19 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    _allow_descriptors()
+    # Every sample in flight takes a connection, so raise the limit of descriptors to the hard limit.
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     uvloop.run(_serve_driver())
 
 
-def _allow_descriptors() -> None:
-    """A connection per sample in flight: as many as the machine lets us have."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 async def _serve_driver() -> None:
-    """Does the plan; stops early when the driver closes our standard input, or is gone."""
+    """Carry out the plan; stop early if the driver closes our standard input or dies."""
     lines = await standard_input()
     plan = messages.decode_for_client(await lines.readline())
     assert isinstance(plan, Plan)
-    try:
-        await _work(plan, lines)
-    except SetupFailed as error:
-        _say(Trouble(str(error)))
-
-
-async def _work(plan: Plan, lines: asyncio.StreamReader) -> None:
     tally = LoadTally()
-    client = _client(plan, tally)
-    try:
-        await client.open()
-        _say(ClientReady(client.uses_session_poll))
-        if await lines.readline():
-            await _load(plan, client, tally, lines)
-    finally:
-        client.close()
-
-
-async def _load(plan: Plan, client: SdkClient, tally: LoadTally, lines: asyncio.StreamReader) -> None:
-    calm_collector()
-    cpu_s = time.process_time()
-    run = asyncio.create_task(client.run(iter(range(plan.first, plan.samples, plan.step)), plan.concurrency))
-    await until_done(run, tally, lines, plan.stuck_after_s, _show)
-    _say(_report(client, tally, time.process_time() - cpu_s))
-
-
-def _client(plan: Plan, tally: LoadTally) -> SdkClient:
-    return SdkClient(
+    client = SdkClient(
         parse_address(plan.url, plan.source_ip),
         plan.api_key,
         plan.workload,
@@ -78,16 +48,32 @@ def _client(plan: Plan, tally: LoadTally) -> SdkClient:
         session_poll=plan.session_poll,
         heartbeat_s=plan.heartbeat_s,
     )
+    try:
+        await client.open()
+        _send(ClientReady(client.uses_session_poll))
+        if await lines.readline():
+            await _load(plan, client, tally, lines)
+    except SetupFailed as error:
+        _send(Trouble(str(error)))
+    finally:
+        client.close()
+
+
+async def _load(plan: Plan, client: SdkClient, tally: LoadTally, lines: asyncio.StreamReader) -> None:
+    calm_collector()
+    cpu_s = time.process_time()
+    run = asyncio.create_task(client.run(iter(range(plan.first, plan.samples, plan.step)), plan.concurrency))
+    await until_done(run, tally, lines, plan.stuck_after_s, _show)
+    _send(_report(client, tally, time.process_time() - cpu_s))
 
 
 def _show(tally: LoadTally) -> None:
-    # What was lost and is submitted again is one sample all the same.
+    # A sample that was lost and submitted again counts once.
     submitted = tally.submitted - tally.resubmitted
-    _say(Progress(submitted, tally.completed, tally.failed, tally.wrong, tally.cancelled))
+    _send(Progress(submitted, tally.completed, tally.failed, tally.wrong, tally.cancelled))
 
 
 def _report(client: SdkClient, tally: LoadTally, cpu_seconds: float) -> ClientReport:
-    traffic = client.traffic
     return ClientReport(
         completed=tally.completed,
         failed=tally.failed,
@@ -101,8 +87,8 @@ def _report(client: SdkClient, tally: LoadTally, cpu_seconds: float) -> ClientRe
         paused=tally.paused,
         requests=client.requests_sent,
         connections=client.connections_opened,
-        sent_bytes=traffic.sent_bytes,
-        received_bytes=traffic.received_bytes,
+        sent_bytes=client.traffic.sent_bytes,
+        received_bytes=client.traffic.received_bytes,
         heartbeats=tally.heartbeats,
         heartbeats_failed=tally.heartbeats_failed,
         heartbeat_max_s=tally.heartbeat_max_s,
@@ -117,7 +103,7 @@ def _report(client: SdkClient, tally: LoadTally, cpu_seconds: float) -> ClientRe
     )
 
 
-def _say(message: FromClient) -> None:
+def _send(message: FromClient) -> None:
     sys.stdout.buffer.write(messages.encode(message))
     sys.stdout.buffer.flush()
 

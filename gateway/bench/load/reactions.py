@@ -1,9 +1,9 @@
-"""What the public SDK does with each reply, as tables and pure functions.
+"""Decide what the client does after each reply, as the public SDK does. Pure tables and functions.
 
-The load client behaves like the SDK only as far as these tables say so; the client's coroutines ask them and obey. A
-reply is first reduced to an `ReplyEvent`, the event to a row of the endpoint's table, and the row to a `Reaction`.
+A reply is reduced to a `ReplyEvent`, the event to a row of the endpoint's table, and the row to a `Reaction`. The
+client's coroutines carry the reactions out and decide nothing themselves.
 
-What is left out, on purpose: the two-hour stuck detection and the one-hour billing window, which no bench run outlives.
+The SDK's two-hour stuck detection and one-hour billing window are left out: no bench run lasts that long.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The SDK gives up on one submission after this long, and starts over under a new seq_id.
+# After this long the SDK gives up on a submission and starts over under a new seq_id.
 E5_WINDOW_S: Final = 300.0
 _BACKOFF_CAP_S: Final = 30.0
 _OUTER_CAP_S: Final = 10.0
 BILLING_PAUSE_S: Final = 5.0
 SESSION_POLL_RETRY_S: Final = 1.0
-# 400s in a row that are tried again before a retrieve, or the session poll, is given up.
+# A retrieve or a session poll is retried after this many 400s in a row; one more is fatal.
 _TOLERATED_400S: Final = 3
 _SETUP_RETRIES: Final = 10
 
 
 class ReplyEvent(NamedTuple):
-    """What came back. `status` 0: nothing, the connection failed or the time was up.
+    """What came back. `status` is 0 if nothing did: the connection failed or the time ran out.
 
-    `bare` marks a 400 without a positive Content-Length, which the SDK takes for a proxy's glitch; `pending` a 408
+    `bare` marks a 400 without a positive Content-Length, which the SDK attributes to a proxy. `pending` marks a 408
     with a JSON body.
     """
 
@@ -40,9 +40,9 @@ class ReplyEvent(NamedTuple):
 
 class Act(Enum):
     ACCEPT = "accept"
-    AGAIN = "again"  # same request, after `delay_s`
-    PAUSE = "pause"  # every submission of the process rests
-    RESUBMIT = "resubmit"  # same user sample, new seq_id, after `delay_s`
+    AGAIN = "again"  # the same request, after `delay_s`
+    PAUSE = "pause"  # no submission of the process starts for a while
+    RESUBMIT = "resubmit"  # the same sample under a new seq_id
     FATAL = "fatal"
 
 
@@ -53,7 +53,7 @@ class Reaction:
 
 
 class Row(Enum):
-    """What a table says of one class of replies."""
+    """What a table prescribes for one class of replies."""
 
     ACCEPT = "accept"
     NOW = "again at once"
@@ -108,7 +108,7 @@ SESSION_POLL: Final[Table] = {
 }
 
 
-# Session and configuration calls: the transport's own retries.
+# Session and configuration calls, which the SDK's transport retries.
 SETUP: Final[Table] = {
     "200": Row.ACCEPT,
     "bare 400": Row.FATAL,
@@ -123,19 +123,22 @@ SETUP: Final[Table] = {
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """What a retry loop remembers: failures that count towards its back-off, and 400s in a row."""
+    """The memory of a retry loop: failures that count towards the back-off, and 400s in a row."""
 
     failures: int = 0
     bad_requests: int = 0
 
 
 def row(table: Mapping[str, Row], event: ReplyEvent) -> Row:
-    """The table's word on `event`; an exact status goes before its class."""
-    return next(table[name] for name in _names(event) if name in table)
+    """Return the row for `event`; an exact status wins over its class."""
+    if event.status == 0:
+        return table["no reply"]
+    names = ["bare 400" if event.bare else str(event.status), *["5xx"] * (event.status >= 500), "other"]
+    return next(table[name] for name in names if name in table)
 
 
 def on_asample(event: ReplyEvent, streak: Streak, elapsed_s: float) -> tuple[Reaction, Streak]:
-    """`elapsed_s`: since the first attempt under this seq_id."""
+    """Decide on a reply to `asample`. `elapsed_s` counts from the first attempt under this seq_id."""
     verdict = row(ASAMPLE, event)
     if verdict is Row.BACKPRESSURE:
         return Reaction(Act.PAUSE), Streak()
@@ -143,45 +146,45 @@ def on_asample(event: ReplyEvent, streak: Streak, elapsed_s: float) -> tuple[Rea
         delay_s = back_off_s(streak.failures)
         if elapsed_s >= E5_WINDOW_S:
             return Reaction(Act.RESUBMIT), Streak()
-        # The last attempt falls on the window's end, not behind it.
+        # The last attempt falls on the end of the window, not after it.
         return Reaction(Act.AGAIN, min(delay_s, E5_WINDOW_S - elapsed_s)), Streak(streak.failures + 1)
-    return _plain(verdict), streak
+    return _REACTIONS[verdict], streak
 
 
 def on_retrieve(event: ReplyEvent, streak: Streak) -> tuple[Reaction, Streak]:
     verdict = row(RETRIEVE, event)
     if verdict is Row.BACK_OFF:
         return Reaction(Act.AGAIN, back_off_s(streak.failures)), replace(streak, failures=streak.failures + 1)
-    # Any answer but 429 forgets the back-off; only a proper "still pending" forgets the 400s.
+    # Any answer but 429 resets the back-off; only a proper "still pending" resets the count of 400s.
     calm = Streak(0, 0 if event.pending else streak.bad_requests)
     if verdict is Row.NOW_400:
         return _tolerate(calm, 0.0)
-    return _plain(verdict), calm
+    return _REACTIONS[verdict], calm
 
 
 def on_session_poll(event: ReplyEvent, streak: Streak) -> tuple[Reaction, Streak]:
     verdict = row(SESSION_POLL, event)
     if verdict is Row.SECOND_400:
         return _tolerate(streak, SESSION_POLL_RETRY_S)
-    return _plain(verdict), Streak()
+    return _REACTIONS[verdict], Streak()
 
 
 def on_setup(event: ReplyEvent, streak: Streak) -> tuple[Reaction, Streak]:
     verdict = row(SETUP, event)
     if verdict is not Row.BACK_OFF:
-        return _plain(verdict), streak
+        return _REACTIONS[verdict], streak
     if streak.failures >= _SETUP_RETRIES:
         return Reaction(Act.FATAL), streak
     return Reaction(Act.AGAIN, min(0.5 * 2**streak.failures, _OUTER_CAP_S)), Streak(streak.failures + 1)
 
 
 def back_off_s(failures: int) -> float:
-    """1, 2, 4 ... 30 s after so many earlier failures."""
+    """Return 1, 2, 4 ... 30 s after 0, 1, 2 ... earlier failures."""
     return _BACKOFF_CAP_S if failures >= 5 else float(2**failures)
 
 
 def resubmit_delay_s(resubmissions: int, uniform: float) -> float:
-    """0.5 * 2^n s up to 10 s, give or take a quarter; `uniform` in [0, 1) places it."""
+    """Return 0.5 * 2^n s up to 10 s, plus or minus a quarter by `uniform` in [0, 1)."""
     base_s = _OUTER_CAP_S if resubmissions >= 5 else 0.5 * 2**resubmissions
     return base_s * (0.75 + 0.5 * uniform)
 
@@ -192,11 +195,7 @@ def _tolerate(streak: Streak, delay_s: float) -> tuple[Reaction, Streak]:
     return Reaction(Act.AGAIN, delay_s), replace(streak, bad_requests=streak.bad_requests + 1)
 
 
-def _plain(verdict: Row) -> Reaction:
-    return _PLAIN[verdict]
-
-
-_PLAIN: Final = {
+_REACTIONS: Final = {
     Row.ACCEPT: Reaction(Act.ACCEPT),
     Row.NOW: Reaction(Act.AGAIN),
     Row.SECOND: Reaction(Act.AGAIN, SESSION_POLL_RETRY_S),
@@ -204,10 +203,3 @@ _PLAIN: Final = {
     Row.RESUBMIT: Reaction(Act.RESUBMIT),
     Row.FATAL: Reaction(Act.FATAL),
 }
-
-
-def _names(event: ReplyEvent) -> tuple[str, ...]:
-    if event.status == 0:
-        return ("no reply",)
-    exact = "bare 400" if event.bare else str(event.status)
-    return (exact, "5xx", "other") if event.status >= 500 else (exact, "other")

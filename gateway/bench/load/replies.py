@@ -1,4 +1,4 @@
-"""Reading replies as the SDK does: what a reply means once its status has been accepted."""
+"""Read replies as the SDK does: what a reply means once its status has been accepted. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class SampleFailure:
-    """The SDK's user sees an error. `kind` is one of a bounded set of words."""
+    """The SDK's user sees an error. `kind` is one of a few fixed texts."""
 
     kind: str
     detail: str
     wrong: bool = False
-    acknowledged: bool = False  # the SDK counts an error body as delivered
+    acknowledged: bool = False  # the SDK treats an error body as delivered
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One entry of a session poll. `size_bytes` 0: not told."""
+    """One entry of a session poll. `size_bytes` is 0 if the gateway does not say."""
 
     request_id: str
     finished: bool
@@ -75,7 +75,7 @@ def event_of(reply: GatewayReply | None) -> ReplyEvent:
 
 
 def detail_of(reply: GatewayReply | None) -> str:
-    """The reply's own words, for a person."""
+    """Return the start of the reply's body, for a person."""
     return "no reply" if reply is None else reply.body[:_DETAIL_BYTES].decode("utf-8", "replace")
 
 
@@ -86,13 +86,13 @@ def read_promise(reply: GatewayReply, num_samples: int) -> Promise | SampleFailu
         return SampleFailure("promise malformed", detail_of(reply), wrong=True)
     if len(sequence_ids) != num_samples or len(set(sequence_ids)) != num_samples:
         return SampleFailure(
-            "promise malformed", f"{num_samples} distinct sequence ids wanted, got {sequence_ids}", wrong=True
+            "promise malformed", f"{num_samples} distinct sequence ids expected, got {sequence_ids}", wrong=True
         )
     return Promise(request_id, tuple(sequence_ids))
 
 
 def read_result(reply: GatewayReply, metadata_allowed: bool) -> Payload | Again | SampleFailure:
-    """A 200 of `retrieve_future`, in the order in which the SDK (0.25 and later) looks at it."""
+    """Read a 200 of `retrieve_future`, with the checks in the order of the SDK (0.25 and later)."""
     if PROTOBUF in reply.content_type:
         return Payload(reply.body)
     body = _json_object(reply.body)
@@ -103,7 +103,9 @@ def read_result(reply: GatewayReply, metadata_allowed: bool) -> Payload | Again 
     if body.get("type") == "try_again":
         return Again(metadata_allowed)
     if body.get("status") == "complete_metadata":
-        return _after_metadata(metadata_allowed)
+        if metadata_allowed:
+            return Again(allow_metadata_only=False)
+        return SampleFailure("result malformed", "a second complete_metadata, which was not asked for", wrong=True)
     if "error" in body:
         return SampleFailure(f"error, category {body.get('category')}", str(body["error"]), acknowledged=True)
     return SampleFailure("result malformed", "JSON where protobuf was asked for", wrong=True)
@@ -121,19 +123,13 @@ def read_completions(reply: GatewayReply) -> Completions | SampleFailure:
 
 
 def read_text(reply: GatewayReply, name: str) -> str | None:
-    """One string field of a JSON object; None when it is not there."""
+    """Return one string field of a JSON object, or None if it is missing."""
     value = (_json_object(reply.body) or {}).get(name)
     return value if isinstance(value, str) else None
 
 
 def read_flag(reply: GatewayReply, name: str) -> bool:
     return (_json_object(reply.body) or {}).get(name) is True
-
-
-def _after_metadata(metadata_allowed: bool) -> Again | SampleFailure:
-    if metadata_allowed:
-        return Again(allow_metadata_only=False)
-    return SampleFailure("result malformed", "a second complete_metadata, which nobody asked for", wrong=True)
 
 
 def _completion(entry: Any) -> Completion | None:

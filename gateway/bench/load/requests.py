@@ -1,4 +1,4 @@
-"""The bytes of the SDK's requests (as 0.38.0 sends them on one HTTP/1.1 connection), built cheaply."""
+"""Build the bytes of the SDK's requests, as version 0.38.0 sends them over HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HEAD: Final = (
 
 
 class RequestTemplate:
-    """One path with everything of its requests that does not change. `read_timeout_s`: the SDK's own."""
+    """The head of all requests to one path, all but its Content-Length. `read_timeout_s` is the SDK's own."""
 
     def __init__(
         self, target: GatewayAddress, api_key: str, name: str, read_timeout_s: int, accept: str = JSON, extra: str = ""
@@ -56,7 +56,7 @@ class RequestTemplate:
 
 
 class RequestTemplates:
-    """Every path that the load client posts to."""
+    """One template for every path that the load client posts to."""
 
     def __init__(self, target: GatewayAddress, api_key: str) -> None:
         self.client_config = RequestTemplate(target, api_key, "client/config", 60)
@@ -133,7 +133,7 @@ def cancel_future_body(request_id: str) -> bytes:
 def retrieve_futures_body(
     sampling_session_id: str, cursor: int, acknowledged: list[str], timeout_s: float | None
 ) -> bytes:
-    """`timeout_s`: None leaves the length of the poll to the gateway."""
+    """Return the body of one session poll. `timeout_s`: None leaves the length of the poll to the gateway."""
     body: dict[str, Any] = {
         "target": {"type": "sampling_session", "sampling_session_id": sampling_session_id, "cloned_sampler_id": 0},
         "prev_cursor": cursor,

@@ -1,4 +1,4 @@
-"""Waiting for one sample's result: by a poll of its own, or announced by the session poll and then fetched."""
+"""Wait for the result of one sample: by a poll of its own, or by a fetch once the session poll has announced it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.bench.load.workload import Workload
 
 
-# A result that was announced is there: to drop its fetch half-way takes a quick hand.
+# An announced result is delivered at once, so its fetch must be dropped quickly to be dropped at all.
 _READY_FETCH_S: Final = 0.005
 
 
@@ -28,7 +28,7 @@ class Abandoned:
 
 
 class Retriever:
-    """`poller`: None when every sample polls for itself."""
+    """Fetch results. `poller` is None if every sample polls for itself."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Retriever:
         self._fetch_s = None if poller is None else _READY_FETCH_S
 
     async def result(self, request_id: str, index: int) -> bytes | PromiseLost | SampleFailure:
-        """The result's protobuf bytes; `index` decides which of its polls are abandoned."""
+        """Return the result's protobuf bytes. `index` decides which of its polls are abandoned."""
         if self._poller is None:
             return _bytes(await self._fetch(request_id, index, metadata=True))
         completion = await self._poller.completion(request_id)
@@ -62,7 +62,7 @@ class Retriever:
         try:
             await self._pool.send(endpoint.request(requests.cancel_future_body(request_id)), endpoint.read_timeout_s)
         except NoReply:
-            # As in the SDK: a cancel that fails is only a generation wasted.
+            # As in the SDK: a failed cancel only wastes a generation.
             return
 
     async def _fetch(self, request_id: str, index: int, *, metadata: bool) -> Payload | PromiseLost | SampleFailure:
@@ -79,7 +79,8 @@ class Retriever:
             outcome = _outcome(reaction, reply, metadata)
             if isinstance(outcome, Again):
                 metadata = outcome.allow_metadata_only
-                await _pause(reaction)
+                if reaction.delay_s > 0:
+                    await asyncio.sleep(reaction.delay_s)
                 continue
             return outcome
 
@@ -99,11 +100,6 @@ class Retriever:
         except TimeoutError:
             self._tally.abandoned_polls += 1
             return Abandoned()
-
-
-async def _pause(reaction: Reaction) -> None:
-    if reaction.delay_s > 0:
-        await asyncio.sleep(reaction.delay_s)
 
 
 def _outcome(

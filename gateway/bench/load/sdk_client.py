@@ -1,8 +1,8 @@
-"""A load client that does what a training script does with the published SDK: ask, wait, compare, count.
+"""A load client that uses the published SDK as a training script does: ask, wait, compare, count.
 
-It runs under the SDK's interpreter, with the standard library, numpy and the SDK alone; the SDK is imported when the
-client starts, so that what judges its results can be tested without it. From outside the SDK its requests cannot be
-seen: only calls and their results are counted. `messages.py` has what the driver and a client tell each other.
+It runs under the SDK's interpreter with only the standard library, numpy and the SDK. The SDK is imported when the
+client starts, so that the comparison of results can be tested without it. The SDK's requests cannot be seen from
+outside, so only calls and their results are counted. `messages.py` defines the messages to and from the driver.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
 
 def complaint(result: Any, wanted: Sample, num_samples: int, oracle: Oracle | None) -> Difference | None:
-    """What is wrong with a `SampleResponse`; without `oracle` only counts are compared."""
+    """Return what is wrong with a `SampleResponse`; without `oracle`, check only counts and lengths."""
     if len(result.sequences) != num_samples:
-        told = f"{num_samples} asked for, {len(result.sequences)} came"
-        return Difference("wrong number of sequences", told)
+        return Difference("wrong number of sequences", f"{num_samples} expected, {len(result.sequences)} received")
     for choice, sequence in enumerate(result.sequences):
         tokens = np.asarray(sequence.tokens, "<i4")
         logprobs = np.asarray(sequence.logprobs or (), "<f4")
@@ -46,7 +45,7 @@ def complaint(result: Any, wanted: Sample, num_samples: int, oracle: Oracle | No
 
 
 def report_of(tally: LoadTally, cpu_seconds: float) -> dict[str, Any]:
-    """The fields of `messages.ClientReport` that can be known here; bytes as base64, as msgspec reads them."""
+    """Return the fields of `messages.ClientReport` that are known here, with bytes in base64 as msgspec reads them."""
     counts = ("completed", "failed", "wrong", "cancelled", "resubmitted", "duplicates", "abandoned_polls")
     values = ("submit_s", "latency_s", "spans_s", "promises_s")
     return {
@@ -69,10 +68,10 @@ async def _serve_driver() -> None:
     try:
         client = await asyncio.to_thread(_sampling_client, plan)
     except Exception as error:
-        # Whatever the SDK raises at this point: nothing else has been started, and the driver shows it.
-        _say("trouble", message=f"the SDK made no sampling client: {type(error).__name__}: {error}")
+        # The SDK may raise anything here. Nothing else is running yet, and the driver shows the message.
+        _send("trouble", message=f"the SDK made no sampling client: {type(error).__name__}: {error}")
         return
-    _say("ready", session_poll=None, sdk_version=sys.modules["tinker"].__version__)
+    _send("ready", session_poll=None, sdk_version=sys.modules["tinker"].__version__)
     if await lines.readline():
         await _load(plan, client, lines)
 
@@ -82,7 +81,7 @@ def _sampling_client(plan: dict[str, Any]) -> Any:
 
     service = tinker.ServiceClient(base_url=plan["url"], api_key=plan["api_key"])
     made = service.create_sampling_client(base_model=plan["workload"]["model"])
-    # A future from 0.38 on, the client itself before.
+    # A future since version 0.38, the client itself before.
     return made if type(made) is tinker.SamplingClient else made.result()
 
 
@@ -92,11 +91,11 @@ async def _load(plan: dict[str, Any], client: Any, lines: asyncio.StreamReader) 
     indices = iter(range(plan["first"], plan["samples"], plan["step"]))
     run = asyncio.create_task(load.run(indices, plan["concurrency"]))
     await until_done(run, load.tally, lines, plan["stuck_after_s"], _show)
-    _say("report", **report_of(load.tally, time.process_time() - cpu_s))
+    _send("report", **report_of(load.tally, time.process_time() - cpu_s))
 
 
 class SdkLoad:
-    """Samples through `client`, a `tinker.SamplingClient`, each compared with what it must be."""
+    """Draw samples through a `tinker.SamplingClient`, and compare each with the expected result."""
 
     def __init__(self, client: Any, workload: Workload, *, verify: bool) -> None:
         self.tally = LoadTally()
@@ -105,7 +104,7 @@ class SdkLoad:
         self._oracle = simulator_oracle(workload) if verify else None
 
     async def run(self, indices: Iterator[int], concurrency: int) -> None:
-        """Every sample of `indices`, at most `concurrency` of them between call and result."""
+        """Run every sample of `indices`, at most `concurrency` of them between call and result."""
         await at_most(concurrency, indices, self._run_sample)
 
     async def _run_sample(self, index: int) -> None:
@@ -113,9 +112,11 @@ class SdkLoad:
         called_s = time.monotonic()
         self.tally.submitted += 1
         try:
-            result = await _awaited(self._client.sample(*self._request(wanted)))
+            future = self._client.sample(*self._request(wanted))
+            # Awaitable since version 0.38, a future of threads before.
+            result = await (future if hasattr(future, "__await__") else asyncio.wrap_future(future))
         except Exception as error:
-            # The SDK's user sees what it raises, of whatever kind: that is what is counted.
+            # Whatever the SDK raises, its user sees it as a failed sample.
             self.tally.fail(type(error).__name__, f"sample {wanted.index}: {error}")
             return
         found = complaint(result, wanted, self._workload.num_samples, self._oracle)
@@ -131,16 +132,11 @@ class SdkLoad:
         return types.ModelInput.from_ints(wanted.prompt.tolist()), self._workload.num_samples, params
 
 
-async def _awaited(future: Any) -> Any:
-    """`sample()` returns something to await from 0.38 on, a future of threads before."""
-    return await (future if hasattr(future, "__await__") else asyncio.wrap_future(future))
-
-
 def _show(tally: LoadTally) -> None:
-    told = ("submitted", "completed", "failed", "wrong", "cancelled")
-    _say("progress", **{name: getattr(tally, name) for name in told})
+    counts = ("submitted", "completed", "failed", "wrong", "cancelled")
+    _send("progress", **{name: getattr(tally, name) for name in counts})
 
 
-def _say(kind: str, **values: Any) -> None:
+def _send(kind: str, **values: Any) -> None:
     sys.stdout.write(json.dumps({"type": kind, **values}) + "\n")
     sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""A load client that is the published SDK: `PYTHON -P sdk_entry.py`, with the interpreter of an SDK's environment.
+"""Start the SDK load client: `PYTHON -P sdk_entry.py`, with the interpreter of an SDK's environment.
 
-Nothing of ours is installed there. The few modules that are needed are found where this file is; everything else, the
-SDK first of all, comes from that environment as its user made it.
+Our package is not installed there. The few modules of ours that the client needs are found next to this file;
+everything else, the SDK above all, comes from that environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 class OurPackage(MetaPathFinder):
-    """Finds `gateway`, and nothing else that lies beside it."""
+    """Find the package `gateway`, and nothing else that lies beside it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

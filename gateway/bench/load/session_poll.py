@@ -1,7 +1,7 @@
 """The SDK's second way of waiting: one poll for a whole sampling session, then a fetch for each finished sample.
 
-One request is open at a time. It is a long poll while samples are awaited; with none awaited it answers at once
-(`timeout` 0) as long as acknowledgements are due, and otherwise there is none.
+One request is open at a time. While samples are awaited it is a long poll. While only acknowledgements are due it asks
+for an immediate answer (`timeout` 0). Otherwise there is none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.bench.load.tally import LoadTally
     from gateway.bench.load.transport import ConnectionPool, GatewayReply
 
-# The SDK looks once more after the last completion, before it rests.
+# The SDK polls once more after the last completion before it stops.
 _IDLE_POLLS: Final = 1
 
 
@@ -40,7 +40,7 @@ class SessionPoller:
         self._ended: SampleFailure | None = None
 
     async def completion(self, request_id: str) -> Completion | SampleFailure:
-        """Waits until the session poll names this sample; `SampleFailure` once the poll has ended for good."""
+        """Wait until the session poll names this sample; return a `SampleFailure` once polling has ended for good."""
         if self._ended is not None:
             return self._ended
         if (early := self._early.pop(request_id, None)) is not None:
@@ -54,19 +54,19 @@ class SessionPoller:
             self._awaited.pop(request_id, None)
 
     def acknowledge(self, request_id: str) -> None:
-        """The result, or the error, was received whole: the gateway may drop it."""
+        """Note that the whole result or error has arrived, so that the gateway may drop it."""
         self._unacknowledged.add(request_id)
         self._wanted.set()
 
     async def run(self) -> None:
-        """Polls until cancelled, or until the gateway answers something the SDK gives up on."""
+        """Poll until cancelled, or until the gateway sends an answer that the SDK gives up on."""
         streak = Streak()
         while self._ended is None:
             await self._until_wanted()
             streak = await self._poll(streak)
 
     async def close(self) -> None:
-        """The last poll, with what is still to be acknowledged; its failure is nobody's concern."""
+        """Send the outstanding acknowledgements in a last poll, and ignore its failure."""
         if self._unacknowledged and self._ended is None:
             await self._exchange(list(self._unacknowledged), 0.0)
 
@@ -111,7 +111,7 @@ class SessionPoller:
     def _announce(self, entry: Completion) -> None:
         future = self._awaited.get(entry.request_id)
         if future is None:
-            # A completion may overtake the reply that promises it.
+            # A completion may arrive before the promise of its sample.
             self._early[entry.request_id] = entry
         elif not future.done():
             future.set_result(entry)

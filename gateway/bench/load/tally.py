@@ -1,4 +1,7 @@
-"""What one client process counts."""
+"""The counts and times of one client process.
+
+This module needs only the standard library, since it also runs under the interpreter of an SDK.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-# Enough to see what went wrong without carrying every message of a broken run.
+# Enough to see what went wrong, without keeping every message of a broken run.
 MAX_EXAMPLES: Final = 5
 
 
 @dataclass(slots=True)
 class LoadTally:
-    """`submit_s`: from the first post to the promise; `latency_s`: from the user's call to the checked result.
+    """Count outcomes and record times.
 
-    Pairs of monotonic times, which all processes of a machine share: `spans_s`, of each success the last submission
-    and the result; `promises_s`, of each accepted submission its first post and the promise.
+    `submit_s` is the time from the first post to the promise, `latency_s` from the user's call to the checked result.
+    `spans_s` and `promises_s` hold pairs of monotonic times, which all processes of a machine share: the last
+    submission and the result of each success; the first post and the promise of each accepted submission.
     """
 
     completed: int = 0
@@ -45,7 +49,7 @@ class LoadTally:
         return self.completed + self.failed + self.cancelled
 
     def succeed(self, called_s: float, submitted_s: float, now_s: float) -> None:
-        """`submitted_s`: when the attempt began that brought the result, after any resubmission."""
+        """Count a success. `submitted_s` is when the attempt that succeeded began, after any resubmission."""
         self.completed += 1
         self.latency_s.append(now_s - called_s)
         self.spans_s.extend((submitted_s, now_s))
@@ -55,7 +59,7 @@ class LoadTally:
         self.promises_s.extend((posted_s, now_s))
 
     def fail(self, kind: str, detail: str, *, wrong: bool = False) -> None:
-        """`wrong`: an answer came and was not the sample's own; it counts as failed too."""
+        """Count a failure. `wrong` means that a result arrived but is not the sample's own."""
         self.failed += 1
         self.wrong += wrong
         self.failures[kind] += 1

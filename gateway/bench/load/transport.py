@@ -1,8 +1,8 @@
-"""HTTP/1.1 as the SDK's default transport speaks it, at the cost of a hand-written protocol.
+"""HTTP/1.1 as the SDK's default transport speaks it, in a hand-written protocol that costs little CPU.
 
 The client must not be the bottleneck of its own measurement, and it must open and close connections as the SDK does:
 a *client object* carries up to 50 requests in flight and keeps at most 2 idle connections; more objects are made on
-demand and kept. A library's pool would keep every connection, and the gateway would look better than it is.
+demand and kept. A library's pool would keep every connection and make the gateway look better than it is.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ MAX_IN_FLIGHT_PER_OBJECT: Final = 50
 MAX_IDLE_PER_OBJECT: Final = 2
 IDLE_S: Final = 90.0
 CONNECT_TIMEOUT_S: Final = 30.0
-# linux/in.h; the port is chosen at connect, so that it is spent per destination. Python has no name for it before 3.14.
+# From linux/in.h; Python names it from 3.14 on. The kernel then chooses the port at connect, per destination.
 _IP_BIND_ADDRESS_NO_PORT: Final = 24
-# The least of the SDK's read timeouts is 5 s: so much later is still in time.
+# The shortest of the SDK's read timeouts is 5 s, so a delay of this length does not matter.
 _SILENCE_LOOK_S: Final = 0.5
-# Ending TLS would be a part of what is measured, of the client's CPU more than of the gateway's.
+# TLS would add its own cost to the measurement, more on the client's side than on the gateway's.
 _WITHOUT_TLS: Final = (
-    "give the gateway's address behind what ends TLS, or end it at the client: "
+    "give the gateway's address behind the TLS proxy, or unwrap TLS on this machine: "
     "socat TCP-LISTEN:8080,fork,reuseaddr,bind=127.0.0.1 OPENSSL:HOST:443, and --url http://127.0.0.1:8080"
 )
 
 
 class NoReply(Exception):
-    """The connection was refused, reset or closed, or the time was up, before a whole reply was there."""
+    """The connection failed, or the time ran out, before a whole reply had arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class GatewayReply:
 
 @dataclass(frozen=True, slots=True)
 class GatewayAddress:
-    """Where the gateway is, and which local address (None: any) to come from."""
+    """Where the gateway is, and the local address to connect from (None: any)."""
 
     host: str
     port: int
@@ -65,7 +65,7 @@ class GatewayAddress:
 
 
 def parse_address(url: str, source_ip: str | None = None) -> GatewayAddress:
-    """Raises `ValueError` for anything but `http://host[:port][/prefix]`."""
+    """Parse `http://host[:port][/prefix]`. Raises `ValueError` for anything else."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         hint = f"; {_WITHOUT_TLS}" if parts.scheme == "https" else ""
@@ -74,7 +74,7 @@ def parse_address(url: str, source_ip: str | None = None) -> GatewayAddress:
 
 
 class SilenceWatch:
-    """Ends exchanges in which nothing is read for too long; one timer for all of them, since one each is dear."""
+    """End exchanges that read nothing for too long. One timer serves all of them, since one each is expensive."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -116,7 +116,7 @@ class ClientConnection(asyncio.Protocol):
         self._start_message()
 
     def exchange(self, request: bytes, read_timeout_s: float) -> asyncio.Future[GatewayReply]:
-        """Writes one request; the future ends with the reply or with `NoReply`."""
+        """Write one request. The future ends with the reply or with `NoReply`."""
         waiter = self._waiter = self._loop.create_future()
         if not self.usable or self._transport is None:
             self._fail("the connection is closed")
@@ -129,7 +129,7 @@ class ClientConnection(asyncio.Protocol):
         return waiter
 
     def abort(self) -> None:
-        """Drops the connection without ceremony, as a client that was killed does."""
+        """Drop the connection at once, as a killed client does."""
         self.usable = False
         self._fail("dropped by the client")
         if self._transport is not None:
@@ -140,10 +140,10 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    # asyncio.Protocol
+    # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the methods, not the base class.
+        # uvloop's transports have the methods of asyncio.Transport without inheriting from it.
         self._transport = cast("asyncio.Transport", transport)
         self._parser = httptools.HttpResponseParser(self)
         self.usable = True
@@ -162,7 +162,7 @@ class ClientConnection(asyncio.Protocol):
             self._fail(f"not HTTP: {error}")
             self.close()
 
-    # httptools' callbacks
+    # -- callbacks of httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
         lowered = name.lower()
@@ -208,7 +208,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 async def connect(target: GatewayAddress, make: Callable[[], ClientConnection]) -> ClientConnection:
-    """Raises `NoReply` when no connection comes about."""
+    """Open a connection. Raises `NoReply` if that fails."""
     try:
         if target.source_ip is not None:
             return await _connect_from(target.source_ip, target, make)
@@ -229,7 +229,7 @@ async def _connect_from(
         sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.bind((source_ip, 0))
-        # On loopback the kernel is done with it at once, unless the listener's queue is full.
+        # On loopback the kernel connects at once, unless the listener's queue is full.
         if sock.connect_ex(address):
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await loop.sock_connect(sock, address)
@@ -242,7 +242,7 @@ async def _connect_from(
 
 @dataclass(slots=True, eq=False)
 class ClientObject:
-    """What the SDK holds one httpx client for."""
+    """The connections of one httpx client of the SDK."""
 
     in_flight: int = 0
     idle: deque[ClientConnection] = field(default_factory=deque)
@@ -264,21 +264,21 @@ class ClientObject:
 
 
 class ConnectionPool:
-    """The client objects of one kind of request (the SDK keeps apart: session, submit, retrieve, session poll)."""
+    """The client objects of one kind of request; the SDK separates session, submit, retrieve and session poll."""
 
-    def __init__(self, target: GatewayAddress) -> None:
+    def __init__(self, target: GatewayAddress, traffic: Traffic | None = None) -> None:
         self._target = target
-        self.traffic = Traffic()
+        self.traffic = traffic or Traffic()
         self._silence = SilenceWatch()
         self._make = partial(ClientConnection, self.traffic, self._silence)
         self._loop = asyncio.get_running_loop()
-        self._with_room: list[ClientObject] = []
+        self._not_full: list[ClientObject] = []
         self._all: list[ClientObject] = []
         self.connections_opened = 0
         self.requests_sent = 0
 
     async def send(self, request: bytes, read_timeout_s: float) -> GatewayReply:
-        """One exchange. Raises `NoReply`. When cancelled, the connection is dropped in the middle of it."""
+        """Exchange one request for its reply. Raises `NoReply`. If cancelled, drop the connection mid-exchange."""
         owner = self._claim()
         try:
             connection = owner.take_idle(self._loop.time()) or await self._open()
@@ -294,7 +294,7 @@ class ConnectionPool:
             self._unclaim(owner)
 
     async def send_and_drop(self, request: bytes) -> None:
-        """Writes one request on a connection of its own and closes it at once: the reply is lost. Raises `NoReply`."""
+        """Write one request on a new connection and close it at once, so that the reply is lost. Raises `NoReply`."""
         connection = await self._open()
         self.requests_sent += 1
         lost = connection.exchange(request, CONNECT_TIMEOUT_S)
@@ -313,17 +313,17 @@ class ConnectionPool:
         return await connect(self._target, self._make)
 
     def _claim(self) -> ClientObject:
-        if not self._with_room:
-            fresh = ClientObject()
-            self._with_room.append(fresh)
-            self._all.append(fresh)
-        owner = self._with_room[-1]
+        if not self._not_full:
+            added = ClientObject()
+            self._not_full.append(added)
+            self._all.append(added)
+        owner = self._not_full[-1]
         owner.in_flight += 1
         if owner.in_flight == MAX_IN_FLIGHT_PER_OBJECT:
-            self._with_room.pop()
+            self._not_full.pop()
         return owner
 
     def _unclaim(self, owner: ClientObject) -> None:
         if owner.in_flight == MAX_IN_FLIGHT_PER_OBJECT:
-            self._with_room.append(owner)
+            self._not_full.append(owner)
         owner.in_flight -= 1

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from gateway.bench.report import report
-from gateway.bench.report.bottleneck import RunUsage, warnings_of
 from gateway.bench.report.report import ChaosEvent, Client, Gateway, Redis, Report, SimulatorReport, Tail, Wire, Wires
 from gateway.bench.report.series import Series
 from gateway.bench.watch import procfs
 from gateway.bench.watch.chaos import recovered_after_s
+from gateway.bench.watch.usage import RunUsage, warnings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Breaking things under load, at the times of a plan, and putting them up again."""
+"""Break workers, Redis and the upstream at the times of a chaos plan, and start them again."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from gateway.bench.installation import OwnRedis
     from gateway.bench.watch.chaos import Planned
 
-    # A page of the gateway's admin address: /status, or None when it does not answer.
+    # The document of the admin address's /status, or None if it does not answer.
     Status = Callable[[], Awaitable[dict[str, Any] | None]]
 
 _LOOK_S: Final = 0.05
-# A slot that is not back by then is not coming back.
+# A slot that is not ready by then will not become ready.
 _READY_WITHIN_S: Final = 60.0
 
 
 class Breaker:
-    """Does what `plan` says. `restart_upstream` kills the upstream and starts a new one on its port."""
+    """Carry out a chaos plan. `restart_upstream` kills the upstream and starts a new one on its port."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Breaker:
         self.breaks: list[Break] = []
 
     async def run(self) -> None:
-        """From the first sample to the last fault, and until killed workers are back. Raises `StartError`."""
+        """Run the plan from the first sample on, until killed workers are ready again. Raises `StartError`."""
         started_s = time.monotonic()
         tasks = [asyncio.create_task(self._do(planned, started_s)) for planned in self._plan]
         try:
@@ -67,7 +67,7 @@ class Breaker:
                 await self._outage(planned.fault, self._one_redis_fault, lambda: self._break_redis(planned.fault))
 
     async def _outage(self, fault: ChaosFault, lock: asyncio.Lock, act: Callable[[], Awaitable[None]]) -> None:
-        """What is broken already is broken again when it is whole: one at a time."""
+        """Run `act` and record it; a second fault of the same server waits until the first one is over."""
         async with lock:
             began_s = time.monotonic()
             await act()

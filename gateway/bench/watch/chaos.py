@@ -1,7 +1,7 @@
-"""What `--chaos` breaks and when, and how long it took until the gateway served again. Pure.
+"""Plan what `--chaos` breaks and when, and compute how long the gateway took to recover. Pure.
 
-A plan is text, `kill-worker@5,wipe-redis@12`: what, and how many seconds after the first sample. `random` draws one
-from the run's seed, so that a run that failed is repeated by the line it printed.
+A plan is text such as `kill-worker@5,wipe-redis@12`: a fault, and how many seconds after the first sample it comes.
+`random` draws a plan from the run's seed, so the seed that a failed run printed repeats it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 class ChaosFault(Enum):
     KILL_WORKER = "kill-worker"  # SIGKILL to one worker
-    RESTART_REDIS = "restart-redis"  # saved, killed, started with what was saved
-    WIPE_REDIS = "wipe-redis"  # killed, started empty
-    STALL_REDIS = "stall-redis"  # stopped for a few seconds, then goes on
-    KILL_UPSTREAM = "kill-upstream"  # SIGKILL to the simulated vLLM, and a new one on its port
+    RESTART_REDIS = "restart-redis"  # save, kill, and start again with the saved data
+    WIPE_REDIS = "wipe-redis"  # kill, and start again empty
+    STALL_REDIS = "stall-redis"  # stop for a few seconds, then continue
+    KILL_UPSTREAM = "kill-upstream"  # SIGKILL to the simulated vLLM, then a new one on its port
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`at_s`: after the first sample."""
+    """A planned fault. `at_s` counts from the first sample."""
 
     fault: ChaosFault
     at_s: float
@@ -44,10 +44,10 @@ class Planned:
 class Break:
     """A fault as it happened; times are monotonic seconds.
 
-    `over_s`: when what was broken ran again; for a killed worker the kill itself, since the rest is the gateway's task.
-    `ready_s`: when the slot of a killed worker was ready; None for other faults, and when it never was.
-    `in_flight`: what a killed worker ran by its last report. Each may have been executed again since, and nobody is
-    left to say so.
+    `over_s` is when the broken part ran again; for a killed worker it is the kill, since recovery is the gateway's job.
+    `ready_s` is when the slot of a killed worker was ready again; None for other faults, and if it never was.
+    `in_flight` is the number of samples that a killed worker had in its last report. Each may have been executed again
+    without being counted.
     """
 
     fault: ChaosFault
@@ -59,20 +59,20 @@ class Break:
 
 _ITEM: Final = re.compile(r"([a-z-]+)@(\d+(?:\.\d+)?)")
 _RANDOM: Final = re.compile(r"random(?:@(\d+(?:\.\d+)?))?")
-# A small run is under way by then, and a fault in its first moments is the rarest of all.
+# Even a small run still lasts this long.
 _RANDOM_WITHIN_S: Final = 8.0
-# How often `random` breaks each thing, at most; at least one fault is drawn.
+# `random` draws each fault at most this often, and at least one fault altogether.
 _RANDOM_EACH: Final = 2
-# Longer than any command takes, shorter than the 10 s after which a worker takes the server for dead.
+# Longer than any command takes, shorter than the 10 s after which a worker considers the server dead.
 STALL_S: Final = 4.0
-# A server that is emptied while all workers die loses what only they knew: a documented limit, which is not drawn.
-# Before the wipe it takes a moment until the death is told, and a stall on top; after it, until all is refilled.
+# If Redis is emptied while all workers die, what only they knew is lost: a documented limit, so it is never drawn.
+# Before the wipe, reporting a death takes a moment plus a stall; after the wipe, the refill has to finish.
 _APART_BEFORE_S: Final = STALL_S + 2.0
 _APART_AFTER_S: Final = 3.0
 
 
 def make_plan(text: str, seed: int) -> tuple[Planned, ...]:
-    """In order of time. `random` and `random@SECONDS` are drawn from `seed`. Raises `ConfigError`."""
+    """Parse a plan and sort it by time; draw `random` and `random@SECONDS` from `seed`. Raises `ConfigError`."""
     if not text:
         return ()
     if drawn := _RANDOM.fullmatch(text):
@@ -81,17 +81,17 @@ def make_plan(text: str, seed: int) -> tuple[Planned, ...]:
 
 
 def shown(plan: tuple[Planned, ...]) -> str:
-    """The text that makes this plan again."""
+    """Return the text that `make_plan` turns into this plan."""
     return ",".join(map(str, plan))
 
 
 def recovered_after_s(done: Break, spans: npt.NDArray[np.float64], promises: npt.NDArray[np.float64]) -> float | None:
-    """Seconds from the end of the fault until the gateway served as before. None: never.
+    """Return the seconds from the end of the fault until the gateway served again, or None if it never did.
 
-    `spans`, `promises`: float64[n, 2], monotonic seconds, submission and good result of each completed sample,
-    submission and promise of each accepted one. A killed worker is recovered when its slot is ready; an upstream with
-    the first result of a sample that was submitted since the fault began; Redis with the first result of any sample
-    and the first promise of one submitted since, however long the upstream's queue is.
+    `spans` and `promises` are float64[n, 2] in monotonic seconds: submission and result of each completed sample, and
+    submission and promise of each accepted one. A worker has recovered when its slot is ready; an upstream, with the
+    first result of a sample submitted after the fault began; Redis, with the first result of any sample and the first
+    promise of one submitted after the fault began, however long the upstream's queue is.
     """
     if done.fault is ChaosFault.KILL_WORKER:
         served_s = done.ready_s
@@ -105,9 +105,9 @@ def recovered_after_s(done: Break, spans: npt.NDArray[np.float64], promises: npt
 
 
 def _first(pairs: npt.NDArray[np.float64], begun_since_s: float, ended_since_s: float) -> float | None:
-    """The earliest end of a pair that began and ended since then."""
-    fresh = pairs[(pairs[:, 0] >= begun_since_s) & (pairs[:, 1] >= ended_since_s), 1]
-    return float(fresh.min()) if fresh.size else None
+    """Return the earliest end among the pairs that began and ended after the given times."""
+    ends_s = pairs[(pairs[:, 0] >= begun_since_s) & (pairs[:, 1] >= ended_since_s), 1]
+    return float(ends_s.min()) if ends_s.size else None
 
 
 def _parse_item(item: str) -> Planned:
@@ -120,14 +120,14 @@ def _parse_item(item: str) -> Planned:
 
 
 def is_beyond_limit(plan: tuple[Planned, ...]) -> bool:
-    """Whether two workers die together with what Redis keeps: nobody may be left who could tell what was lost."""
+    """Return whether two workers die around the time Redis is emptied, so that samples could vanish unseen."""
     wipes = [at_s for planned, at_s in _as_it_happens(plan) if planned.fault is ChaosFault.WIPE_REDIS]
     kills = [planned.at_s for planned in plan if planned.fault is ChaosFault.KILL_WORKER]
     return any(sum(-_APART_BEFORE_S < kill_s - wipe_s < _APART_AFTER_S for kill_s in kills) > 1 for wipe_s in wipes)
 
 
 def _as_it_happens(plan: tuple[Planned, ...]) -> Iterator[tuple[Planned, float]]:
-    """The faults of Redis with their real beginnings: one at a time."""
+    """Yield the faults of Redis with the times at which they really begin, since they come one at a time."""
     free_s = 0.0
     for planned in plan:
         if planned.fault in (ChaosFault.RESTART_REDIS, ChaosFault.WIPE_REDIS, ChaosFault.STALL_REDIS):
@@ -137,16 +137,13 @@ def _as_it_happens(plan: tuple[Planned, ...]) -> Iterator[tuple[Planned, float]]
 
 
 def _draw(rng: Random, within_s: float) -> tuple[Planned, ...]:
-    while is_beyond_limit(plan := _draw_any(rng, within_s)):
-        continue
-    return plan
-
-
-def _draw_any(rng: Random, within_s: float) -> tuple[Planned, ...]:
-    faults = [fault for fault in ChaosFault for _ in range(rng.randint(0, _RANDOM_EACH))] or [
-        rng.choice(list(ChaosFault))
-    ]
-    return _in_order(Planned(fault, round(rng.uniform(0.0, within_s), 1)) for fault in faults)
+    """Draw plans until one stays within the documented limit."""
+    while True:
+        faults = [fault for fault in ChaosFault for _ in range(rng.randint(0, _RANDOM_EACH))]
+        faults = faults or [rng.choice(list(ChaosFault))]
+        plan = _in_order(Planned(fault, round(rng.uniform(0.0, within_s), 1)) for fault in faults)
+        if not is_beyond_limit(plan):
+            return plan
 
 
 def _in_order(plan: Iterable[Planned]) -> tuple[Planned, ...]:

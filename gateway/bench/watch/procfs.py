@@ -1,9 +1,10 @@
-"""What the operating system says of a process: CPU, memory, file descriptors; and of the machine."""
+"""Read the usage of processes and of the machine from /proc: CPU, memory, file descriptors (Linux, proc(5))."""
 
 from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _PROC: Final = Path("/proc")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-# Fields of /proc/PID/stat behind the command's closing parenthesis (proc(5) counts from 1, before it).
+# Fields of /proc/PID/stat, counted from 0 after the command's closing parenthesis.
 _UTIME_FIELD: Final = 11
 _STIME_FIELD: Final = 12
 _STATM_RESIDENT_FIELD: Final = 1
@@ -38,7 +39,7 @@ class ProcessUsage:
 
 
 def usage(pid: int) -> ProcessUsage | None:
-    """None when there is no such process, or it is not ours to look at."""
+    """Return the usage of one process, or None if it does not exist or belongs to somebody else."""
     directory = _PROC / str(pid)
     try:
         stat = (directory / "stat").read_text()
@@ -50,7 +51,7 @@ def usage(pid: int) -> ProcessUsage | None:
 
 
 def children(pid: int) -> list[int]:
-    """Those that the first thread of `pid` started."""
+    """Return the child processes that the first thread of `pid` started."""
     try:
         return [int(child) for child in (_PROC / str(pid) / "task" / str(pid) / "children").read_text().split()]
     except OSError:
@@ -58,20 +59,18 @@ def children(pid: int) -> list[int]:
 
 
 def children_named(pid: int, names: Collection[str]) -> list[int]:
-    """The child processes of `pid` whose command has one of `names` (15 characters are kept of it)."""
+    """Return the child processes of `pid` whose command is one of `names` (the kernel keeps 15 characters)."""
     wanted = {name[:_COMM_CHARS] for name in names}
-    return [child for child in children(pid) if _command(child) in wanted]
-
-
-def _command(pid: int) -> str | None:
-    try:
-        return (_PROC / str(pid) / "comm").read_text().strip()
-    except OSError:
-        return None
+    found = []
+    for child in children(pid):
+        with suppress(OSError):
+            if (_PROC / str(child) / "comm").read_text().strip() in wanted:
+                found.append(child)
+    return found
 
 
 def cpu_seconds(stat: str) -> float:
-    """User + system of one /proc/PID/stat line; the command in it may hold blanks and parentheses."""
+    """Return user + system time from /proc/PID/stat; the command in it may contain spaces and parentheses."""
     fields = stat[stat.rindex(")") + 1 :].split()
     return (int(fields[_UTIME_FIELD]) + int(fields[_STIME_FIELD])) / _TICKS_PER_S
 
@@ -81,23 +80,26 @@ def resident_bytes(statm: str) -> int:
 
 
 def cpus() -> int:
-    """Those that we may run on."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def machine_busy_seconds() -> float:
-    """CPU seconds that all cores have spent since the machine started, on whatever."""
+    """Return the CPU seconds of all cores since the machine started."""
     return busy_seconds((_PROC / "stat").read_text())
 
 
 def busy_seconds(stat: str) -> float:
-    """Of the first line of /proc/stat: all but idle and waiting for disks; the last two repeat what others hold."""
+    """Return the busy seconds in /proc/stat: everything but idle and iowait.
+
+    The two guest fields are left out, since user and nice already contain them.
+    """
     user, nice, system, _idle, _iowait, *rest = map(int, stat.partition("\n")[0].split()[1:9])
     return (user + nice + system + sum(rest)) / _TICKS_PER_S
 
 
 def listen_overflows() -> int | None:
-    """Connection attempts that met a full accept queue, since the machine started; None where the kernel tells none."""
+    """Return how many connection attempts met a full accept queue since boot, or None if the kernel does not say."""
     try:
         return netstat_value((_PROC / "net" / "netstat").read_text(), "ListenOverflows")
     except OSError:
@@ -105,7 +107,7 @@ def listen_overflows() -> int | None:
 
 
 def netstat_value(netstat: str, name: str) -> int | None:
-    """One value of /proc/net/netstat: lines come in pairs, names above values."""
+    """Return one value of /proc/net/netstat, where lines come in pairs: names, then values."""
     lines = [line.split() for line in netstat.splitlines()]
     found = (dict(zip(names, values, strict=False)) for names, values in zip(lines[::2], lines[1::2], strict=False))
     return next((int(pairs[name]) for pairs in found if name in pairs), None)

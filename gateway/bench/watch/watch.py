@@ -1,7 +1,7 @@
-"""Watching a gateway from outside while it is under load: health, processes, its own counts, the simulator's.
+"""Watch a gateway from outside while it is under load: health, processes, its own counters, the simulator's.
 
-All of this runs beside the load in the driver, never in it. What cannot be had (a remote gateway, no admin address)
-stays None.
+The watch runs in the driver, beside the load clients and never in them. Figures that cannot be had (a remote gateway,
+no admin address) stay None.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from gateway.bench.installation import Deployment
     from gateway.bench.watch.procfs import ProcessUsage
 
-# What the embedded server's process may be called.
+# Names that the process of the embedded server may have.
 _REDIS_SERVERS: Final = ("valkey-server", "redis-server")
 _LOOK_S: Final = 0.5
 _HEALTHZ_S: Final = 0.05
 _PROBED_S: Final = 10.0
 _PROBED_AGAIN_S: Final = 0.1
-# Longer than both the workers' reports (1 s) and the supervisor's questions to Redis are apart.
+# Longer than the interval of the workers' reports (1 s) and of the supervisor's INFO to Redis.
 _COUNTERS_S: Final = 2.2
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
 
 
 @dataclass(slots=True)
 class Observations:
-    """`first_*`, `last_*`: the admin's /status and the simulator's stats before and after the load."""
+    """What the watch saw. `first_*` and `last_*`: /status and the simulator's stats before and after the load."""
 
     workers: UsageLedger = field(default_factory=UsageLedger)
     redis: UsageLedger = field(default_factory=UsageLedger)
     clients: UsageLedger = field(default_factory=UsageLedger)
     simulators: UsageLedger = field(default_factory=UsageLedger)
-    # Ours too, and in nobody's figures: the supervisor, and the bench itself.
+    # Part of the run, but of no figure: the supervisor and the bench itself.
     aside: UsageLedger = field(default_factory=UsageLedger)
     machine: MachineLedger = field(default_factory=lambda: MachineLedger(procfs.cpus()))
     healthz_ms: list[float] = field(default_factory=list)
-    # When each of `healthz_ms` was asked for, monotonic.
+    # Monotonic time at which each probe of `healthz_ms` was sent.
     healthz_at_s: list[float] = field(default_factory=list)
     healthz_failures: int = 0
-    # Of the unanswered ones, when and for how long they were waited for.
+    # For each unanswered probe: when it was sent, and how long the watch waited.
     healthz_unanswered_s: list[tuple[float, float]] = field(default_factory=list)
     first_listen_overflows: int | None = None
     last_listen_overflows: int | None = None
@@ -60,7 +60,7 @@ class Observations:
     last_status: dict[str, Any] | None = None
     first_stats: dict[str, Any] | None = None
     last_stats: dict[str, Any] | None = None
-    # Of simulators that were killed: what each had counted just before.
+    # The stats of each killed simulator, read just before the kill.
     ended_stats: list[dict[str, Any]] = field(default_factory=list)
 
     def take_status(self, status: dict[str, Any], at_s: float = 0.0) -> None:
@@ -68,11 +68,14 @@ class Observations:
         self.last_status = status
         workers = status.get("workers") or []
         self.workers.look(_usages(worker.get("pid") for worker in workers), at_s)
-        self._take_lag(workers)
+        self.loop_lag_ms_p99 += [lag for worker in workers if (lag := worker.get("loop_lag_ms_p99")) is not None]
+        largest = [lag for worker in workers if (lag := worker.get("loop_lag_ms_max")) is not None]
+        if largest:
+            self.loop_lag_ms_max = max([*largest, self.loop_lag_ms_max or 0.0])
         self._take_redis(status.get("redis") or {})
 
     def take_counters(self, status: dict[str, Any] | None) -> None:
-        """Of after the load: processes and lag are not looked at any more."""
+        """Take the counters that stand after the load; processes and lag are no longer sampled."""
         if status is not None:
             self.last_status = status
             self._take_redis(status.get("redis") or {})
@@ -99,12 +102,6 @@ class Observations:
         self.first_stats = stats if self.first_stats is None else self.first_stats
         self.last_stats = stats
 
-    def _take_lag(self, workers: list[dict[str, Any]]) -> None:
-        self.loop_lag_ms_p99 += [lag for worker in workers if (lag := worker.get("loop_lag_ms_p99")) is not None]
-        largest = [lag for worker in workers if (lag := worker.get("loop_lag_ms_max")) is not None]
-        if largest:
-            self.loop_lag_ms_max = max([*largest, self.loop_lag_ms_max or 0.0])
-
     def _take_redis(self, redis: dict[str, Any]) -> None:
         if isinstance(used := redis.get("used_bytes"), int):
             self.redis_peak_bytes = max(self.redis_peak_bytes or 0, used)
@@ -112,7 +109,7 @@ class Observations:
 
 @dataclass(frozen=True, slots=True)
 class Pids:
-    """The processes of one moment, by what they are; workers are found on the /status page."""
+    """The processes of one moment by what they are; the workers' come from /status."""
 
     redis: list[int]
     clients: list[int]
@@ -121,9 +118,9 @@ class Pids:
 
 
 class Watch:
-    """Looks from `start` until `stop`; owns its tasks and its HTTP session.
+    """Watch from `start` until `stop`. Owns its tasks and its HTTP session.
 
-    `client_pids`: the load clients that run at that moment.
+    `client_pids` returns the load clients that are running at that moment.
     """
 
     def __init__(self, deployment: Deployment, client_pids: Callable[[], list[int]] = list) -> None:
@@ -134,7 +131,7 @@ class Watch:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        # A connection per request: with SO_REUSEPORT that is what reaches every worker.
+        # A new connection for each request, so that SO_REUSEPORT spreads the probes over all workers.
         connector = aiohttp.TCPConnector(force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT)
         await self._until_probed()
@@ -143,7 +140,7 @@ class Watch:
         self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self._probe_health())]
 
     async def stop(self) -> None:
-        """Takes the last look. Raises what made a look fail, since its figures are missing then."""
+        """Take the last look. Raises whatever made an earlier look fail, since its figures are missing."""
         for task in self._tasks:
             task.cancel()
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -151,7 +148,10 @@ class Watch:
             async with self._session:
                 await self._look()
                 await self._look_at_simulator()
-                await self._look_at_counters()
+                if self._deployment.admin_url is not None:
+                    # Workers report their counters once a second, and Redis is asked as seldom.
+                    await asyncio.sleep(_COUNTERS_S)
+                    self.observations.take_counters(await self.status())
         for failure in ended:
             if isinstance(failure, Exception):
                 raise failure
@@ -168,37 +168,32 @@ class Watch:
 
     def _pids(self) -> Pids:
         supervisor, simulator = self._deployment.gateway_pid, self._deployment.simulator_pid()
-        redis = [] if supervisor is None else procfs.children_named(supervisor, _REDIS_SERVERS)
+        own_redis = self._deployment.own_redis_pid()
+        embedded = [] if supervisor is None else procfs.children_named(supervisor, _REDIS_SERVERS)
         return Pids(
-            redis=[*redis, *_present(self._deployment.own_redis_pid())],
+            redis=embedded if own_redis is None else [*embedded, own_redis],
             clients=self._client_pids(),
             simulators=[] if simulator is None else [simulator, *procfs.children(simulator)],
-            aside=[os.getpid(), *_present(supervisor)],
+            aside=[os.getpid()] if supervisor is None else [os.getpid(), supervisor],
         )
 
     async def _look_at_simulator(self) -> None:
-        # At both ends only: it counts by request id, and a page of all of them is not small.
+        # Only before and after the load: the stats list request ids, so the document can be large.
         if (simulator := self._deployment.simulator_url) and (stats := await self._get_json(f"{simulator}/_sim/stats")):
             self.observations.take_stats(stats)
 
-    async def _look_at_counters(self) -> None:
-        """The workers tell their counters, and Redis its own, once in a while: the load's last share comes later."""
-        if self._deployment.admin_url is not None:
-            await asyncio.sleep(_COUNTERS_S)
-            self.observations.take_counters(await self.status())
-
     async def simulator_ends(self) -> None:
-        """It is about to be killed, and its counts with it."""
+        """Keep the simulator's counts, which are lost when it is killed."""
         if (simulator := self._deployment.simulator_url) and (stats := await self._get_json(f"{simulator}/_sim/stats")):
             self.observations.ended_stats.append(stats)
 
     async def status(self) -> dict[str, Any] | None:
-        """The admin's /status now; None when there is no answer."""
+        """Return the admin address's /status, or None if it does not answer."""
         admin = self._deployment.admin_url
         return await self._get_json(f"{admin}/status") if admin is not None else None
 
     async def _until_probed(self) -> None:
-        """The gateway asks each upstream for a few tokens when it starts; those are not the load's executions."""
+        """Wait until the gateway has probed its upstreams, so that those requests do not count as load."""
         admin, deadline_s = self._deployment.admin_url, time.monotonic() + _PROBED_S
         while admin is not None and time.monotonic() < deadline_s:
             status = await self._get_json(f"{admin}/status")
@@ -225,13 +220,9 @@ class Watch:
 
 
 def probed(status: Mapping[str, Any]) -> bool:
-    """Whether the gateway of this /status page knows its upstreams, and how the logprobs of each scale."""
+    """Return whether /status lists upstreams and the gateway has checked the logprobs of each."""
     upstreams = status.get("upstreams") or ()
     return bool(upstreams) and all(upstream.get("logprobs_scale") is not None for upstream in upstreams)
-
-
-def _present(pid: int | None) -> list[int]:
-    return [] if pid is None else [pid]
 
 
 def _usages(pids: Any) -> dict[int, ProcessUsage]:

@@ -26,18 +26,18 @@ def interpreter(directory: Path, script: str) -> str:
 
 
 def test_the_raw_client_needs_no_sdk() -> None:
-    scenario.check(Scenario())
+    scenario.check_sdk_python(Scenario())
     assert client_command(Scenario()) == [sys.executable, "-m", "gateway.bench.load.process"]
 
 
 def test_an_environment_without_the_sdk_says_how_to_make_one() -> None:
     with pytest.raises(ConfigError, match=r"--client sdk: the package tinker is not .*pip install tinker"):
-        scenario.check(Scenario(client="sdk"))
+        scenario.check_sdk_python(Scenario(client="sdk"))
 
 
 def test_the_users_interpreter_is_tried_before_anything_starts(tmp_path: Path) -> None:
     good = Scenario(client="sdk", sdk_python=interpreter(tmp_path, "exit 0"))
-    scenario.check(good)
+    scenario.check_sdk_python(good)
     assert client_command(good)[0] == good.sdk_python
 
 
@@ -47,12 +47,12 @@ def test_the_users_interpreter_is_tried_before_anything_starts(tmp_path: Path) -
 def test_an_interpreter_without_the_sdk_is_named(script: str, words: str, tmp_path: Path) -> None:
     path = interpreter(tmp_path, script)
     with pytest.raises(ConfigError, match=rf"--sdk-python {path}: .*\({words}\)"):
-        scenario.check(Scenario(client="sdk", sdk_python=path))
+        scenario.check_sdk_python(Scenario(client="sdk", sdk_python=path))
 
 
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--sdk-python .*none: cannot be run"):
-        scenario.check(Scenario(client="sdk", sdk_python=str(tmp_path / "none")))
+        scenario.check_sdk_python(Scenario(client="sdk", sdk_python=str(tmp_path / "none")))
 
 
 def test_an_interpreter_is_no_use_to_the_raw_client() -> None:

@@ -58,7 +58,7 @@ def test_one_logprob_off_by_one_bit_is_wrong() -> None:
 @pytest.mark.parametrize("foretold", [True, False])
 def test_counts_and_lengths_are_checked_with_and_without_an_oracle(foretold: bool) -> None:
     first, second = right()
-    assert complaint(encoded(first), foretold=foretold) == "wrong number of sequences: 2 asked for, 1 came"
+    assert complaint(encoded(first), foretold=foretold) == "wrong number of sequences: 2 expected, 1 received"
     short = (second[0], second[1][:4])
     assert complaint(encoded(first, short), foretold=foretold) == "wrong lengths: 20 bytes of tokens, 16 of logprobs"
     empty = (second[0][:0], second[1][:0])

@@ -1,10 +1,9 @@
-"""How long a process, and the machine, had nothing left to give."""
+"""CPU of processes and of the machine, and the warnings that follow from it."""
 
 from __future__ import annotations
 
 import pytest
 
-from gateway.bench.report.bottleneck import RunUsage, warnings_of
 from gateway.bench.watch.procfs import (
     ProcessUsage,
     busy_seconds,
@@ -13,11 +12,11 @@ from gateway.bench.watch.procfs import (
     machine_busy_seconds,
     netstat_value,
 )
-from gateway.bench.watch.usage import MachineLedger, UsageLedger
+from gateway.bench.watch.usage import MachineLedger, RunUsage, UsageLedger, warnings_of
 
 
 def looked_at(*cpu_seconds: float, every_s: float = 1.0) -> UsageLedger:
-    """A process that was seen with these CPU seconds, one look after another."""
+    """Return the ledger of one process that had spent these CPU seconds at each look."""
     ledger = UsageLedger()
     for number, spent_s in enumerate(cpu_seconds):
         ledger.look({7: ProcessUsage(spent_s, 0, 0)}, 100.0 + number * every_s)
@@ -31,7 +30,7 @@ def machine(*busy_s: float, cores: int = 2) -> MachineLedger:
     return ledger
 
 
-def told(clients: UsageLedger, simulators: UsageLedger, below: MachineLedger, *others: UsageLedger) -> list[str]:
+def warnings(clients: UsageLedger, simulators: UsageLedger, below: MachineLedger, *others: UsageLedger) -> list[str]:
     return warnings_of(RunUsage(clients, simulators, (clients, simulators, *others), below))
 
 
@@ -63,25 +62,25 @@ def test_the_machine_is_full_when_no_core_is_left() -> None:
 
 
 def test_a_run_that_left_room_everywhere_is_not_warned_of() -> None:
-    assert told(looked_at(0.0, 0.3, 0.6), looked_at(0.0, 0.5, 1.0), machine(0.0, 0.8, 1.6)) == []
+    assert warnings(looked_at(0.0, 0.3, 0.6), looked_at(0.0, 0.5, 1.0), machine(0.0, 0.8, 1.6)) == []
 
 
 def test_who_may_have_set_the_pace_is_named() -> None:
     idle, busy = looked_at(0.0, 0.1, 0.2), looked_at(0.0, 0.99, 1.98)
-    [client] = told(busy, idle, machine(0.0, 1.1, 2.2))
-    assert client.startswith("a load client took more than 90% of a core for 2.0 of 2.0 s")
-    [simulator] = told(idle, busy, machine(0.0, 1.1, 2.2))
+    [client] = warnings(busy, idle, machine(0.0, 1.1, 2.2))
+    assert client.startswith("a load client used more than 90% of a core for 2.0 of 2.0 s")
+    [simulator] = warnings(idle, busy, machine(0.0, 1.1, 2.2))
     assert simulator.startswith("a simulated vLLM")
-    [full] = told(idle, idle, machine(0.0, 1.95, 3.9), looked_at(0.0, 1.8, 3.6))
+    [full] = warnings(idle, idle, machine(0.0, 1.95, 3.9), looked_at(0.0, 1.8, 3.6))
     assert full.startswith("all 2 cores were busy for 2.0 of 2.0 s")
-    [others] = told(idle, idle, machine(0.0, 1.2, 2.4))
-    assert others == "other programs took 1.0 of the machine's 2 cores meanwhile"
+    [others] = warnings(idle, idle, machine(0.0, 1.2, 2.4))
+    assert others == "other programs used 1.0 of the machine's 2 cores during the run"
 
 
 def test_full_accept_queues_are_told_since_they_look_like_a_slow_gateway() -> None:
     idle = looked_at(0.0, 0.1, 0.2)
-    [told_of] = warnings_of(RunUsage(idle, idle, (idle,), machine(0.0, 0.1, 0.2), listen_overflows=1234))
-    assert told_of.startswith("1,234 connection attempts met a full accept queue")
+    [warning] = warnings_of(RunUsage(idle, idle, (idle,), machine(0.0, 0.1, 0.2), listen_overflows=1234))
+    assert warning.startswith("1,234 connection attempts met a full accept queue")
 
 
 def test_values_of_netstat_stand_below_their_names() -> None:
@@ -94,11 +93,11 @@ def test_values_of_netstat_stand_below_their_names() -> None:
 
 def test_a_short_squeeze_in_a_long_run_is_no_news() -> None:
     seconds = [0.0, 1.0, *(1.0 + 0.1 * step for step in range(1, 30))]
-    assert told(looked_at(*seconds), looked_at(0.0), machine(*seconds)) == []
+    assert warnings(looked_at(*seconds), looked_at(0.0), machine(*seconds)) == []
 
 
 def test_a_run_that_was_never_looked_at_is_not_judged() -> None:
-    assert told(UsageLedger(), UsageLedger(), machine(5.0)) == []
+    assert warnings(UsageLedger(), UsageLedger(), machine(5.0)) == []
 
 
 def test_idle_and_waiting_for_disks_are_not_busy() -> None:
