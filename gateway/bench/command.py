@@ -13,7 +13,7 @@ from rich.console import Console
 from gateway.bench.installation import Deployment
 from gateway.bench.load.transport import parse_address
 from gateway.bench.report.page import page
-from gateway.bench.report.report import runs_exit_code, runs_to_json
+from gateway.bench.report.report import exit_code, to_json
 from gateway.bench.run import ANY_KEY, against, print_report, print_start_error, run_to_end, self_contained
 from gateway.bench.scenario import PRESETS, check_sdk_python, resolve_all
 from shared.core.errors import ConfigError, StartError
@@ -184,7 +184,7 @@ def bench(
         code = 3
     # If a later run did not start, the runs before it are still written.
     _write(runs, json_path, html_path)
-    return code or runs_exit_code([run.report for run in runs])
+    return code or exit_code(*(run.report for run in runs))
 
 
 def _check_can_write(paths: dict[str, Path | None]) -> None:
@@ -197,7 +197,7 @@ def _check_can_write(paths: dict[str, Path | None]) -> None:
 
 def _write(runs: list[Run], json_path: Path | None, html_path: Path | None) -> None:
     if json_path is not None and runs:
-        json_path.write_bytes(runs_to_json([run.report for run in runs]))
+        json_path.write_bytes(to_json(*(run.report for run in runs)))
     if html_path is not None and runs:
         html_path.write_text(page(runs), encoding="utf-8")
 

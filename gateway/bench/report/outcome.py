@@ -1,8 +1,9 @@
-"""From what clients and watch brought home to the report. Pure."""
+"""Build the report from what the clients and the watch measured. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from gateway.bench.load import messages
     from gateway.bench.scenario import Scenario
     from gateway.bench.watch.chaos import Break
-    from gateway.bench.watch.usage import UsageLedger
     from gateway.bench.watch.watch import Observations
 
 _REPORTED_PACKAGES: Final = (
@@ -46,10 +46,11 @@ _REPORTED_PACKAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """`seconds`: from the first submission to the last result. `kept_in`: None takes what /status says of Redis.
+    """What the driver knows of a run.
 
-    `session_poll`: None takes what the gateway counted. `sdk_version`: of the client, where that is the published SDK.
-    `started_s`: when that was, monotonic; `breaks`: what was broken meanwhile.
+    `seconds` counts from the first submission, at the monotonic time `started_s`, to the last result. `breaks` lists
+    what was broken meanwhile. `kept_in`: None uses what /status says about Redis. `session_poll`: None uses the
+    gateway's counters. `sdk_version` is set if the client is the published SDK.
     """
 
     scenario: Scenario
@@ -66,7 +67,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: what is told of it, and what a plot is made of."""
+    """One run: its report, and the measurements behind the plots."""
 
     report: Report
     series: Series
@@ -87,19 +88,15 @@ def build_series(facts: RunFacts, seen: Observations) -> Series:
         health_s=health_s,
         cpu_s={
             whose: np.asarray(ledger.spent) - (facts.started_s, 0.0)
-            for whose, ledger in _told_apart(seen).items()
+            for whose, ledger in (
+                ("gateway workers", seen.workers),
+                ("Redis", seen.redis),
+                ("load clients", seen.clients),
+                ("simulated vLLM", seen.simulators),
+            )
             if ledger.cpu_seconds is not None
         },
     )
-
-
-def _told_apart(seen: Observations) -> dict[str, UsageLedger]:
-    return {
-        "gateway workers": seen.workers,
-        "Redis": seen.redis,
-        "load clients": seen.clients,
-        "simulated vLLM": seen.simulators,
-    }
 
 
 def build_report(facts: RunFacts, seen: Observations) -> Report:
@@ -119,16 +116,16 @@ def build_report(facts: RunFacts, seen: Observations) -> Report:
         redis=_redis(seen, samples.completed, facts.kept_in),
         simulator=_simulator(seen, allowed),
         client=_client(facts, seen),
-        wires=_wires(facts, seen),
+        wires=Wires(client=report.merge_wire(facts.clients), upstream=_upstream_wire(seen), redis=_redis_wire(seen)),
         chaos=chaos_events(facts),
-        warnings=warnings_of(load_of(seen)),
+        warnings=warnings_of(_usage(seen)),
         machine=procfs.machine(),
         versions=_versions(seen.last_status, facts.sdk_version),
         config={**msgspec.structs.asdict(facts.scenario), "model": facts.model},
     )
 
 
-def load_of(seen: Observations) -> RunUsage:
+def _usage(seen: Observations) -> RunUsage:
     ours = (seen.workers, seen.redis, seen.clients, seen.simulators, seen.aside)
     first, last = seen.first_listen_overflows, seen.last_listen_overflows
     overflows = last - first if first is not None and last is not None else 0
@@ -136,26 +133,21 @@ def load_of(seen: Observations) -> RunUsage:
 
 
 def _gateway(seen: Observations, completed: int, reexecutions: int | None) -> Gateway:
-    cpu_seconds = seen.workers.cpu_seconds
-    if cpu_seconds is None:
-        return Gateway(
-            healthz_ms=report.tail(seen.healthz_ms),
-            healthz_failures=seen.healthz_failures,
-            loop_lag_ms=_lag(seen),
-            reexecutions=reexecutions,
-        )
-    return Gateway(
-        cpu_seconds=cpu_seconds,
-        cpu_ms_per_sample=report.per(cpu_seconds * 1e3, completed),
-        peak_rss_bytes=seen.workers.peak_rss_bytes,
-        peak_rss_bytes_per_worker=seen.workers.peak_rss_bytes_per_process,
-        peak_fds=seen.workers.peak_fds,
+    figures = Gateway(
         healthz_ms=report.tail(seen.healthz_ms),
         healthz_failures=seen.healthz_failures,
         loop_lag_ms=_lag(seen),
-        workers=seen.workers.processes,
         reexecutions=reexecutions,
     )
+    cpu_seconds = seen.workers.cpu_seconds
+    if cpu_seconds is not None:
+        figures.cpu_seconds = cpu_seconds
+        figures.cpu_ms_per_sample = report.per(cpu_seconds * 1e3, completed)
+        figures.peak_rss_bytes = seen.workers.peak_rss_bytes
+        figures.peak_rss_bytes_per_worker = seen.workers.peak_rss_bytes_per_process
+        figures.peak_fds = seen.workers.peak_fds
+        figures.workers = seen.workers.processes
+    return figures
 
 
 def _client(facts: RunFacts, seen: Observations) -> Client:
@@ -168,12 +160,8 @@ def _client(facts: RunFacts, seen: Observations) -> Client:
     return merged
 
 
-def _wires(facts: RunFacts, seen: Observations) -> Wires:
-    return Wires(client=report.merge_wire(facts.clients), upstream=_upstream_wire(seen), redis=_redis_wire(seen))
-
-
 def _upstream_wire(seen: Observations) -> Wire | None:
-    """None also for a simulator that was killed in between: it took its last counts with it."""
+    """Return the simulator's byte counts; None also if a simulator was killed, since its last counts are lost."""
     first, last = seen.first_stats, seen.last_stats
     if first is None or last is None or seen.ended_stats or "sent_bytes" not in first:
         return None
@@ -182,7 +170,7 @@ def _upstream_wire(seen: Observations) -> Wire | None:
 
 
 def _redis_wire(seen: Observations) -> Wire | None:
-    """None also where a restarted server counted anew."""
+    """Return Redis's byte counts; None also if a restarted server began to count from zero."""
     received, sent = (
         _grown(seen.first_status, seen.last_status, "redis", name) for name in ("received_bytes", "sent_bytes")
     )
@@ -210,7 +198,7 @@ def _redis(seen: Observations, completed: int, kept_in: str | None) -> Redis:
 
 
 def _describe(status: Mapping[str, Any] | None, kept_in: str | None) -> str | None:
-    """Where results are kept, for a person."""
+    """Describe where results are kept, for a person."""
     redis = (status or {}).get("redis")
     if not isinstance(redis, dict):
         return kept_in
@@ -219,7 +207,7 @@ def _describe(status: Mapping[str, Any] | None, kept_in: str | None) -> str | No
 
 
 def chaos_events(facts: RunFacts) -> list[ChaosEvent]:
-    """In order of time."""
+    """Return the faults in order of time."""
     spans = _pairs(client.spans_s for client in facts.clients)
     promises = _pairs(client.promises_s for client in facts.clients)
     return [
@@ -264,14 +252,17 @@ def _simulator(seen: Observations, allowed_executions: int) -> SimulatorReport |
 
 
 def duplicates(by_request_id: Any) -> int:
-    """Executions beyond the first of their sample; the simulator tells the number, or the count of each sample."""
+    """Return the executions beyond the first of each sample.
+
+    `by_request_id` is what the simulator reports: that number, or the executions of each sample.
+    """
     if isinstance(by_request_id, dict):
         return sum(count - 1 for count in by_request_id.values() if isinstance(count, int) and count > 1)
     return by_request_id if isinstance(by_request_id, int) else 0
 
 
 def _grown(first: Mapping[str, Any] | None, last: Mapping[str, Any] | None, section: str, name: str) -> Any:
-    """How much a growing number of /status grew; None where it is not told."""
+    """Return how much a counter of /status grew, or None if /status does not have it."""
     before, after = ((status or {}).get(section) or {} for status in (first, last))
     if name not in before or name not in after or before[name] is None or after[name] is None:
         return None
@@ -280,15 +271,10 @@ def _grown(first: Mapping[str, Any] | None, last: Mapping[str, Any] | None, sect
 
 def _versions(status: Mapping[str, Any] | None, sdk_version: str | None) -> dict[str, str]:
     found = {"tinker": sdk_version} if sdk_version is not None else {}
-    found |= {name: installed for name in _REPORTED_PACKAGES if (installed := _version(name)) is not None}
+    for name in _REPORTED_PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
     redis = (status or {}).get("redis") or {}
     if redis.get("version"):
         found["redis-server"] = str(redis["version"])
     return found
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -1,6 +1,6 @@
-"""The report as one HTML page that needs nothing else: no script, no font, no address outside it. Pure.
+"""Write the report as one self-contained HTML page: no script, no font, no link to anything outside. Pure.
 
-A single run is told whole; several begin with what sets them apart, and each follows whole.
+The page of several runs begins with a comparison; the full report of each run follows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNKNOWN: Final = "-"
 
 
 def page(runs: Sequence[Run]) -> str:
-    """HTML of at least one run."""
+    """Return the HTML page of one run or more."""
     title = "gateway bench"
     body = _sections(runs) if len(runs) > 1 else _run(runs[0])
     parts = [
@@ -46,32 +46,32 @@ def page(runs: Sequence[Run]) -> str:
 
 @cache
 def _style() -> str:
-    # A file of its own, so that editors know what it is; read once.
+    # In a file of its own, so that editors treat it as CSS.
     return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 
 def _headline(runs: Sequence[Run]) -> str:
     config = runs[0].report.config
     samples = sum(run.report.samples.requested for run in runs)
-    told = (
-        f"{samples:,} samples of {config['model']}, {config['prompt_tokens']:,} tokens in, {config['max_tokens']:,} out"
-    )
-    return told + (f", in {len(runs)} runs" if len(runs) > 1 else "")
+    tokens = f"{config['prompt_tokens']:,} tokens in, {config['max_tokens']:,} out"
+    return f"{samples:,} samples of {config['model']}, {tokens}" + (f", in {len(runs)} runs" if len(runs) > 1 else "")
 
 
 # -- one run, and several
 
 
 def _run(run: Run) -> list[str]:
+    report = run.report
+    rows = _rows(row for row in table.rows(report) if row[0] != "warning")
     return [
-        _verdict(run.report),
-        _warnings(run.report.warnings),
-        _tiles(run.report),
+        f'<p class="verdict {"bad" if verdicts(report) else "ok"}">{escape(table.verdict_line(report))}</p>',
+        _list("ul", "warnings", report.warnings),
+        _tiles(report),
         _figures(figures.of_run(run)),
-        _events(run.report),
-        "<h2>Report</h2>",
-        _pairs(row for row in table.rows(run.report) if row[0] != "warning"),
-        _examples(run.report),
+        _list("ol", "events", map(figures.event_text, report.chaos)),
+        f'<h2>Report</h2><div class="card scroll"><table class="pairs">{rows}</table></div>',
+        "<h3>Examples of failures</h3>" * bool(report.examples),
+        *(f"<p><code>{escape(example)}</code></p>" for example in report.examples),
     ]
 
 
@@ -85,10 +85,11 @@ def _sections(runs: Sequence[Run]) -> list[str]:
 
 def _comparison(reports: Sequence[Report]) -> str:
     head = "".join(f"<th>{name}</th>" for name in (*_COMPARED, "verdict"))
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(value)}</td>" for value in _compared(report)) + _verdict_cell(report) + "</tr>"
-        for report in reports
-    )
+    rows = ""
+    for report in reports:
+        cells = "".join(f"<td>{escape(value)}</td>" for value in _compared(report))
+        verdict = '<td class="bad">not OK</td>' if verdicts(report) else '<td class="ok">OK</td>'
+        rows += f"<tr>{cells}{verdict}</tr>"
     return (
         f'<div class="card scroll"><table class="numbers"><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div><p></p>"
@@ -101,29 +102,21 @@ def _compared(report: Report) -> list[str]:
         f"{report.config['concurrency']:,}",
         f"{report.samples.completed:,}",
         f"{report.samples_per_second:,.0f}",
-        figures.told_s(latency.p50) if latency else _UNKNOWN,
-        figures.told_s(latency.p99) if latency else _UNKNOWN,
+        figures.format_s(latency.p50) if latency else _UNKNOWN,
+        figures.format_s(latency.p99) if latency else _UNKNOWN,
         _number(report.gateway.cpu_ms_per_sample, 2),
         _number(report.redis.commands_per_sample, 1),
         f"{health.p99:.1f} ms" if health else _UNKNOWN,
     ]
 
 
-def _verdict_cell(report: Report) -> str:
-    good = not verdicts(report)
-    return f'<td class="{"ok" if good else "bad"}">{"OK" if good else "not OK"}</td>'
-
-
 # -- parts
 
 
-def _verdict(report: Report) -> str:
-    return f'<p class="verdict {"bad" if verdicts(report) else "ok"}">{escape(table.verdict_line(report))}</p>'
-
-
-def _warnings(sentences: Iterable[str]) -> str:
+def _list(tag: str, kind: str, sentences: Iterable[str]) -> str:
+    """Return a list of class `kind`, or nothing if there are no sentences."""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f'<ul class="warnings">{items}</ul>' if items else ""
+    return f'<{tag} class="{kind}">{items}</{tag}>' if items else ""
 
 
 def _tiles(report: Report) -> str:
@@ -131,8 +124,8 @@ def _tiles(report: Report) -> str:
     tiles = [
         (f"{report.samples.completed:,}", f"of {report.samples.requested:,} samples right"),
         (f"{report.samples_per_second:,.0f}", "samples per second"),
-        (figures.told_s(latency.p50) if latency else _UNKNOWN, "latency, median"),
-        (figures.told_s(latency.p99) if latency else _UNKNOWN, "latency, p99"),
+        (figures.format_s(latency.p50) if latency else _UNKNOWN, "latency, median"),
+        (figures.format_s(latency.p99) if latency else _UNKNOWN, "latency, p99"),
         (_number(report.gateway.cpu_ms_per_sample, 2) + " ms", "worker CPU per sample"),
         (f"{health.p99:.1f} ms" if health else _UNKNOWN, "healthz, p99"),
     ]
@@ -141,49 +134,33 @@ def _tiles(report: Report) -> str:
 
 
 def _figures(drawn: Iterable[Figure]) -> str:
-    return f'<div class="figures">{"".join(map(_figure, drawn))}</div>'
-
-
-def _figure(figure: Figure) -> str:
-    keys = "".join(f'<span><i class="{kind}"></i>{escape(words)}</span>' for kind, words in figure.keys)
-    return f'<figure><h3>{escape(figure.title)}</h3><div class="keys">{keys}</div>{figure.svg}</figure>'
-
-
-def _events(report: Report) -> str:
-    items = "".join(f"<li>{escape(figures.event_words(event))}</li>" for event in report.chaos)
-    return f'<ol class="events">{items}</ol>' if items else ""
-
-
-def _examples(report: Report) -> str:
-    items = "".join(f"<p><code>{escape(example)}</code></p>" for example in report.examples)
-    return f"<h3>Failures, for example</h3>{items}" if items else ""
+    parts = []
+    for figure in drawn:
+        keys = "".join(f'<span><i class="{kind}"></i>{escape(label)}</span>' for kind, label in figure.keys)
+        title = escape(figure.title)
+        parts.append(f'<figure><h3>{title}</h3><div class="keys">{keys}</div>{figure.svg}</figure>')
+    return f'<div class="figures">{"".join(parts)}</div>'
 
 
 def _facts(report: Report) -> list[str]:
     machine = report.machine
     memory = f"{machine.memory_bytes / _GIB:.1f} GiB"
     rows = [("CPUs", f"{machine.cpus}"), ("memory", memory), ("kernel", machine.kernel), ("Python", machine.python)]
+    facts = (("Machine", rows), ("Versions", report.versions.items()), ("Config", _config_rows(report.config)))
     return [
         '<h2>Made with</h2><div class="facts">',
-        _fact("Machine", rows),
-        _fact("Versions", report.versions.items()),
-        _fact("Config", _told(report.config)),
+        *(
+            f'<div class="card"><h3>{title}</h3><div class="scroll"><table>{_rows(pairs)}</table></div></div>'
+            for title, pairs in facts
+        ),
         "</div>",
     ]
 
 
-def _fact(title: str, rows: Iterable[Row]) -> str:
-    return f'<div class="card"><h3>{title}</h3><div class="scroll"><table>{_rows(rows)}</table></div></div>'
-
-
-def _told(config: Mapping[str, Any]) -> list[Row]:
-    """What was not given has a dash."""
-    told = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in config.items()}
-    return [(name, _UNKNOWN if config[name] in (None, "") else value) for name, value in told.items()]
-
-
-def _pairs(rows: Iterable[Row]) -> str:
-    return f'<div class="card scroll"><table class="pairs">{_rows(rows)}</table></div>'
+def _config_rows(config: Mapping[str, Any]) -> list[Row]:
+    """Format the scenario; a value that is not set becomes a dash."""
+    texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in config.items()}
+    return [(name, _UNKNOWN if config[name] in (None, "") else text) for name, text in texts.items()]
 
 
 def _rows(rows: Iterable[Row]) -> str:

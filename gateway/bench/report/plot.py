@@ -1,7 +1,7 @@
-"""Plots as inline SVG: axes, bars, lines and marks, without a library. Pure: numbers in, text out.
+"""Draw plots as inline SVG: axes, bars, curves and marks, without a library. Pure: numbers in, text out.
 
-Everything is drawn in one box of 400 x 220, which a phone shows at about its own size and a desktop several of beside
-each other. Colours come from the page's style sheet by class, so that one drawing serves light and dark.
+Every plot is a box of 400 x 220: about the width of a phone, and narrow enough for several side by side on a desktop.
+Colours come from the page's style sheet by class, so that one drawing serves light and dark.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 400
 HEIGHT: Final = 220
-# Room for the widest label of an axis ("12.5 ms"), for a numbered mark above the plot, and for the labels below it.
+# Space for the widest label of an axis ("12.5 ms"), for a numbered mark above the plot, and for the labels below it.
 LEFT: Final = 52
 RIGHT: Final = 388
 TOP: Final = 20
 BOTTOM: Final = 194
-# Labels of this many pixels' distance do not touch.
+# With this many ticks the labels do not touch.
 _TICKS_ACROSS: Final = 5
 _TICKS_UP: Final = 4
-_LABEL_LINE: Final = 12
-# A label right of this would leave the box, and goes to the left of its line.
+_LABEL_HEIGHT: Final = 12
+# Right of this share of the axis a label would leave the box, so it goes to the left of its mark.
 _TURN: Final = 0.75
 _STEPS: Final = (1.0, 2.0, 5.0, 10.0)
 _ENDS: Final = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
@@ -34,7 +34,7 @@ _ENDS: Final = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`low` < `high`, both above 0 on a logarithmic axis. `format` writes a value for a person."""
+    """A range of values: `low` < `high`, both above 0 if logarithmic. `format` writes a value for a person."""
 
     low: float
     high: float
@@ -42,21 +42,21 @@ class Axis:
     logarithmic: bool = False
 
     def share(self, value: float) -> float:
-        """Where `value` lies, 0 at `low` and 1 at `high`; what lies outside is put at the nearer end."""
+        """Return where `value` lies, from 0 at `low` to 1 at `high`; a value outside gets the nearer end."""
         if self.logarithmic:
-            place = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         else:
-            place = (value - self.low) / (self.high - self.low)
-        return min(max(place, 0.0), 1.0)
+            share = (value - self.low) / (self.high - self.low)
+        return min(max(share, 0.0), 1.0)
 
     def ticks(self, most: int) -> list[float]:
-        """Round values within the axis, about `most` of them."""
+        """Return about `most` round values within the axis."""
         return _log_ticks(self.low, self.high, most) if self.logarithmic else _even_ticks(self.low, self.high, most)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A vertical line at `at`. `kind` is the class it is drawn in: `quantile` (beside it) or `event` (above it)."""
+    """A vertical line at `at`. Its CSS class `kind` puts the label beside it (`quantile`) or above it (`event`)."""
 
     at: float
     label: str
@@ -66,7 +66,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """`points`: (x, y) in order of x; of no value for y, the line is interrupted."""
+    """A curve through `points` (x, y) in order of x; it is interrupted where y is None."""
 
     points: Sequence[tuple[float, float | None]]
     kind: str
@@ -75,7 +75,7 @@ class Curve:
 
 
 def round_up(value: float, steps: Sequence[float] = _ENDS) -> float:
-    """The next round number, where an axis ends well. 1 for what is not above 0."""
+    """Round up to a number at which an axis can end; return 1 if `value` is not above 0."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -83,7 +83,7 @@ def round_up(value: float, steps: Sequence[float] = _ENDS) -> float:
 
 
 def bars(name: str, x: Axis, y: Axis, edges: Sequence[float], counts: Sequence[int], marks: Iterable[Mark] = ()) -> str:
-    """A column between each two of `edges`."""
+    """Draw a histogram: one column between each two of `edges`."""
     drawn = [
         _bar(x, y, (left, right), count)
         for (left, right), count in zip(pairwise(edges), counts, strict=True)
@@ -100,7 +100,7 @@ def lines(
     marks: Iterable[Mark] = (),
     notes: Iterable[tuple[float, float, str]] = (),
 ) -> str:
-    """`notes`: (from x, to x, words): what a pointer that rests there is told."""
+    """Draw curves. `notes` holds (from x, to x, text) for the tooltips."""
     parts = [part for line in drawn for part in _line(x, y, line)]
     return _figure(name, x, y, [*parts, *(_note(x, *note) for note in notes)], marks)
 
@@ -125,15 +125,15 @@ def _grid(x: Axis, y: Axis) -> Iterator[str]:
     for value in x.ticks(_TICKS_ACROSS):
         at = _across(x, value)
         yield f'<path class="axis" d="M{at} {BOTTOM}v4"/>'
-        # The last label would leave the box when it were centred.
-        place = f'x="{WIDTH - 2}" text-anchor="end"' if at > RIGHT - 8 else f'x="{at}" text-anchor="middle"'
-        yield f'<text class="label" {place} y="{BOTTOM + 17}">{escape(x.format(value))}</text>'
+        # The last label would leave the box if it were centred.
+        anchor = f'x="{WIDTH - 2}" text-anchor="end"' if at > RIGHT - 8 else f'x="{at}" text-anchor="middle"'
+        yield f'<text class="label" {anchor} y="{BOTTOM + 17}">{escape(x.format(value))}</text>'
 
 
 def _bar(x: Axis, y: Axis, edges: tuple[float, float], count: int) -> str:
     left, right = (_across(x, edge) for edge in edges)
     top = _up(y, count)
-    # A pixel of ground between two columns; one that is narrower than that stays.
+    # One pixel between two columns, but no column narrower than half a pixel.
     width = max(round(right - left - 1, 1), 0.5)
     title = f"{x.format(edges[0])} to {x.format(edges[1])}: {y.format(count)}"
     box = f'x="{left}" y="{top}" width="{width}" height="{round(BOTTOM - top, 1)}"'
@@ -143,7 +143,7 @@ def _bar(x: Axis, y: Axis, edges: tuple[float, float], count: int) -> str:
 def _line(x: Axis, y: Axis, line: Curve) -> Iterator[str]:
     for stretch in stretches(line.points):
         places = [(_across(x, at), _up(y, value)) for at, value in stretch]
-        # A point alone is a line to itself, which a round cap makes a dot.
+        # A single point becomes a line to itself, which its round cap makes a dot.
         path = "L".join(f"{across} {up}" for across, up in (places if len(places) > 1 else places * 2))
         if line.filled:
             ends = places[0][0], places[-1][0]
@@ -158,7 +158,7 @@ def _line(x: Axis, y: Axis, line: Curve) -> Iterator[str]:
 
 
 def stretches(points: Iterable[tuple[float, float | None]]) -> list[list[tuple[float, float]]]:
-    """The runs of points that have a value."""
+    """Split the points at those without a value."""
     found: list[list[tuple[float, float]]] = [[]]
     for at, value in points:
         if value is not None:
@@ -168,10 +168,10 @@ def stretches(points: Iterable[tuple[float, float | None]]) -> list[list[tuple[f
     return [stretch for stretch in found if stretch]
 
 
-def _note(x: Axis, begin: float, end: float, words: str) -> str:
+def _note(x: Axis, begin: float, end: float, text: str) -> str:
     left, right = _across(x, begin), _across(x, end)
     box = f'x="{left}" y="{TOP}" width="{round(right - left, 1)}" height="{BOTTOM - TOP}"'
-    return f'<rect class="note" {box}><title>{escape(words)}</title></rect>'
+    return f'<rect class="note" {box}><title>{escape(text)}</title></rect>'
 
 
 def _mark(x: Axis, mark: Mark, row: int) -> Iterator[str]:
@@ -182,8 +182,8 @@ def _mark(x: Axis, mark: Mark, row: int) -> Iterator[str]:
         yield f'<text class="event" x="{at}" y="{TOP - 6}" text-anchor="middle">{escape(mark.label)}</text>'
         return
     turned = x.share(mark.at) > _TURN
-    place = f'x="{at + (-4 if turned else 4):g}" y="{TOP + 10 + row * _LABEL_LINE}"'
-    yield f'<text class="label" {place} text-anchor="{"end" if turned else "start"}">{escape(mark.label)}</text>'
+    at_label = f'x="{at + (-4 if turned else 4):g}" y="{TOP + 10 + row * _LABEL_HEIGHT}"'
+    yield f'<text class="label" {at_label} text-anchor="{"end" if turned else "start"}">{escape(mark.label)}</text>'
 
 
 def _across(x: Axis, value: float) -> float:
@@ -202,7 +202,7 @@ def _even_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten; with 2 and 5 times these where there are few of them, and less often where there are many."""
+    """Return powers of ten: with 2 and 5 times each if there are few, and not all of them if there are many."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1.0, 2.0, 5.0) if last - first <= most / 2 else (1.0,)
     every = max(1, round((last - first) / most))

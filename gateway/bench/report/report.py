@@ -1,8 +1,6 @@
-"""The bench report: what was measured, as one struct; its arithmetic and its verdict are pure.
+"""The bench report as a struct, its verdict, and the arithmetic that merges the reports of the client processes. Pure.
 
-Field names are those of docs/interface.md and of the JSON; a value that could not be had is null, never zero.
-
-Several runs as one report. Pure.
+Field names are those of the JSON (docs/interface.md). A value that could not be measured is null, never zero.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Samples(msgspec.Struct, kw_only=True):
-    """`failed` counts the wrong ones too. `lost`: asked for, and neither completed, failed nor cancelled."""
+    """Counts of samples. `failed` includes the wrong ones; `lost` ones neither completed, failed nor were cancelled."""
 
     requested: int
     completed: int
@@ -55,7 +53,7 @@ class Tail(msgspec.Struct, kw_only=True):
 
 
 class Gateway(msgspec.Struct, kw_only=True):
-    """`cpu_seconds`: user + system of the worker processes. `peak_rss_bytes`: of all workers at one moment."""
+    """The gateway's share. `cpu_seconds`: user + system of all workers. `peak_rss_bytes`: all workers at one moment."""
 
     cpu_seconds: float | None = None
     cpu_ms_per_sample: float | None = None
@@ -77,12 +75,11 @@ class Redis(msgspec.Struct, kw_only=True):
 
 
 class SimulatorReport(msgspec.Struct, kw_only=True):
-    """`cpu_seconds`: of all its processes; None where they are not ours to look at.
+    """What the simulated vLLM counted. `cpu_seconds` of all its processes is None if bench did not start them.
 
-    `allowed_executions`: what the samples, their resubmissions and the gateway's re-executions account for.
-
-    `duplicate_request_ids`: executions beyond the first of their sample, one after the other;
-    `concurrent_duplicates`: executions that began while another one of their sample was running.
+    `allowed_executions` are those that the samples, their resubmissions and the gateway's re-executions account for.
+    `duplicate_request_ids` are executions beyond the first of their sample, one after the other;
+    `concurrent_duplicates` began while another execution of their sample was running.
     """
 
     cpu_seconds: float | None = None
@@ -96,7 +93,7 @@ class SimulatorReport(msgspec.Struct, kw_only=True):
 
 
 class Client(msgspec.Struct, kw_only=True):
-    """None: what the published SDK does inside; its polls are then those that the gateway counted."""
+    """The load clients. With the published SDK, None marks what it does inside; the gateway then counts the polls."""
 
     processes: int
     cpu_seconds: float
@@ -114,14 +111,14 @@ class Client(msgspec.Struct, kw_only=True):
 
 
 class Wire(msgspec.Struct, kw_only=True):
-    """Bytes without TCP's and IP's headers, seen from the gateway."""
+    """Bytes that the gateway received and sent, without the headers of TCP and IP."""
 
     received_bytes: int
     sent_bytes: int
 
 
 class Wires(msgspec.Struct, kw_only=True):
-    """Counted at the other end of each wire: by the load client, by the simulated vLLM, by Redis."""
+    """Bytes by peer, each counted by the peer: the load client, the simulated vLLM, Redis."""
 
     client: Wire | None = None
     upstream: Wire | None = None
@@ -129,9 +126,10 @@ class Wires(msgspec.Struct, kw_only=True):
 
 
 class ChaosEvent(msgspec.Struct, kw_only=True):
-    """`at_s`: after the first sample. `lasted_s`: until what was broken ran again, which is not the gateway's doing.
+    """A fault, `at_s` after the first sample.
 
-    `recovered_after_s`: from then until the gateway served as before (chaos.py). None: the run ended first.
+    `lasted_s` is the time until the broken part ran again, which is not the gateway's doing; `recovered_after_s` is the
+    time from then until the gateway served as before (chaos.py), or None if the run ended first.
     """
 
     at_s: float
@@ -141,7 +139,7 @@ class ChaosEvent(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """`warnings`: what may have set the run's pace in the gateway's place, one sentence each."""
+    """One run. `warnings` are sentences on what else than the gateway may have set the pace (usage.py)."""
 
     samples: Samples
     failures: dict[str, int]
@@ -162,43 +160,40 @@ class Report(msgspec.Struct, kw_only=True):
     config: dict[str, Any]
 
 
-# A restart of the clock's second: rates over less than this say nothing.
+# Keeps the rate of an empty run finite.
 _MIN_SECONDS: Final = 1e-6
 
 
-def to_json(report: Report) -> bytes:
-    return formatted(report)
-
-
-def formatted(document: msgspec.Struct) -> bytes:
-    """JSON for people, too."""
+def to_json(*reports: Report) -> bytes:
+    """Return indented JSON: a single report as it is, several as `{"runs": [...]}` in the order of the runs."""
+    document = reports[0] if len(reports) == 1 else {"runs": reports}
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def exit_code(report: Report) -> int:
-    """1 when a sample was lost, failed or wrong, or the upstream was asked more often than the retry policy allows."""
-    return 1 if verdicts(report) else 0
+def exit_code(*reports: Report) -> int:
+    """Return 1 if any sample was lost, failed, wrong, or executed more often than the retry policy allows, else 0."""
+    return 1 if any(map(verdicts, reports)) else 0
 
 
 def verdicts(report: Report) -> list[str]:
-    """What is wrong with the run, one sentence each; empty when nothing is."""
+    """Return one sentence for each thing that is wrong with the run."""
     samples, simulator = report.samples, report.simulator
     checks = [
-        (samples.lost != 0, f"{samples.lost} samples neither ended nor failed"),
+        (samples.lost != 0, f"{samples.lost} samples neither completed nor failed"),
         (samples.failed > samples.wrong, f"{samples.failed - samples.wrong} samples failed"),
         (samples.wrong > 0, f"{samples.wrong} samples got something that is not their result"),
     ]
     if simulator is not None:
-        # What the gateway executed again by its own word, and what workers that were killed cannot say of.
+        # The re-executions that the gateway counted, and those that killed workers could not report.
         again = simulator.allowed_executions - samples.requested - samples.resubmitted
         checks += [
             (
                 simulator.executions > simulator.allowed_executions,
-                f"the upstream was asked {simulator.executions} times where {simulator.allowed_executions} are allowed",
+                f"{simulator.executions} executions at the upstream, where {simulator.allowed_executions} are allowed",
             ),
             (
                 simulator.duplicate_request_ids > again,
-                f"{simulator.duplicate_request_ids} samples were executed again, and not by the retry policy",
+                f"{simulator.duplicate_request_ids} samples were executed again outside the retry policy",
             ),
             (
                 simulator.concurrent_duplicates > 0,
@@ -209,15 +204,15 @@ def verdicts(report: Report) -> list[str]:
 
 
 def allowed_executions(requested: int, resubmitted: int, reexecutions: int | None, unreported: int = 0) -> int:
-    """Every promise may be executed once, and again where the gateway says that it was interrupted.
+    """Return the number of executions allowed: one for each promise, and those that the gateway counted as repeated.
 
-    `unreported`: what workers that were killed may have executed again since their last report.
+    `unreported` is what killed workers may have executed again since their last report.
     """
     return requested + resubmitted + (reexecutions or 0) + unreported
 
 
 def quantiles(values: npt.NDArray[np.float32]) -> Quantiles | None:
-    """None of no values."""
+    """Return the quantiles, or None if there are no values."""
     if not values.size:
         return None
     p50, p90, p99, top = np.quantile(values, [0.5, 0.9, 0.99, 1.0]).tolist()
@@ -225,7 +220,7 @@ def quantiles(values: npt.NDArray[np.float32]) -> Quantiles | None:
 
 
 def tail(values: Sequence[float]) -> Tail | None:
-    """None of no values."""
+    """Return median, p99 and maximum, or None if there are no values."""
     if not values:
         return None
     p50, p99, top = np.quantile(np.asarray(values), [0.5, 0.99, 1.0]).tolist()
@@ -233,7 +228,7 @@ def tail(values: Sequence[float]) -> Tail | None:
 
 
 def per(total: float | None, count: int) -> float | None:
-    """`total` / `count`; None when there is nothing to divide, or by."""
+    """Return `total` / `count`, or None if that is not defined."""
     return None if total is None or count <= 0 else total / count
 
 
@@ -277,23 +272,20 @@ def merge_client(reports: Sequence[messages.ClientReport], *, session_poll: bool
 
 
 def total(counts: Iterable[int | None]) -> int | None:
-    """The sum; None when one of them is not known."""
-    known = 0
-    for count in counts:
-        if count is None:
-            return None
-        known += count
-    return known
+    """Return the sum, or None if one of the counts is unknown."""
+    values = list(counts)
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def merge_wire(reports: Sequence[messages.ClientReport]) -> Wire | None:
-    """What the clients sent, the gateway received. None where they do not tell."""
+    """Return the bytes between clients and gateway, seen from the gateway, or None if a client does not count them."""
     sent, received = (total(getattr(report, name) for report in reports) for name in ("sent_bytes", "received_bytes"))
     return None if sent is None or received is None else Wire(received_bytes=sent, sent_bytes=received)
 
 
 def merge_failures(reports: Iterable[messages.ClientReport]) -> dict[str, int]:
-    """Most frequent first."""
+    """Add up the failures of all clients, the most frequent first."""
     total: Counter[str] = Counter()
     for report in reports:
         total.update(report.failures)
@@ -301,23 +293,5 @@ def merge_failures(reports: Iterable[messages.ClientReport]) -> dict[str, int]:
 
 
 def merge_latencies(parts: Iterable[bytes]) -> npt.NDArray[np.float32]:
-    """float32 little-endian pieces, joined."""
+    """Join the clients' float32 little-endian arrays."""
     return np.frombuffer(b"".join(parts), dtype="<f4")
-
-
-class Runs(msgspec.Struct):
-    """In the order in which they were run."""
-
-    runs: list[Report]
-
-
-def runs_to_json(reports: Sequence[Report]) -> bytes:
-    """A single report as it is; several as `{"runs": [...]}`."""
-    if len(reports) == 1:
-        return to_json(reports[0])
-    return formatted(Runs(list(reports)))
-
-
-def runs_exit_code(reports: Sequence[Report]) -> int:
-    """1 when one of them failed."""
-    return max(map(exit_code, reports))

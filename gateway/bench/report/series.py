@@ -1,4 +1,4 @@
-"""A run's measurements one by one, and what a plot needs of them: counts over time and over latency. Pure."""
+"""The single measurements of a run, and the counts over time and over latency that plots need. Pure."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-# As many columns as a plot on a phone can show apart.
+# As many columns as can be distinguished on a phone.
 BINS: Final = 60
-# Latencies that span more than this many times their least are told on a logarithmic axis.
+# If the largest latency is more than this many times the smallest, the axis is logarithmic.
 _WIDE: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Times are seconds after the first submission.
+    """Measurements whose times are seconds after the first submission.
 
-    `latency_s`, `submit_s`: float64[n]. `spans_s`: float64[n, 2], submission and result of each good sample.
-    `health_s`: float64[n, 2], when healthz was asked and how long it took, or was waited for. `cpu_s`: by whose it is,
-    float64[n, 2], when it was looked at and the CPU seconds spent until then.
+    `latency_s` and `submit_s` are float64[n]. The others are float64[n, 2]: `spans_s`, submission and result of each
+    completed sample; `health_s`, when healthz was probed and how long the answer took (or the watch waited); `cpu_s`,
+    by group of processes, the time of each look and the CPU seconds spent until then.
     """
 
     seconds: float
@@ -39,7 +39,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class BinnedCounts:
-    """`edges`: float64[n + 1], rising; `counts`: int64[n]."""
+    """A histogram: `edges` is float64[n + 1], rising; `counts` is int64[n]."""
 
     edges: Floats
     counts: npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ class BinnedCounts:
 
 
 def histogram(values: Floats) -> BinnedCounts | None:
-    """None of no values."""
+    """Count the values in `BINS` bins, or return None if there are none."""
     if not values.size:
         return None
     low, high = float(values.min()), float(values.max())
@@ -55,28 +55,28 @@ def histogram(values: Floats) -> BinnedCounts | None:
     if high <= low:
         low, high = low * 0.9, high * 1.1 or 1.0
     edges = np.geomspace(low, high, BINS + 1) if logarithmic else np.linspace(low, high, BINS + 1)
-    # Rounding must not push the extremes out of their own bins.
+    # Rounding must not push the extreme values out of the outer bins.
     edges[0], edges[-1] = min(low, edges[0]), max(high, edges[-1])
     counts, _ = np.histogram(values, edges)
     return BinnedCounts(edges, counts, logarithmic)
 
 
 def time_edges(series: Series) -> Floats:
-    """float64[BINS + 1], over the whole run."""
+    """Return float64[BINS + 1], spread evenly over the run."""
     return np.linspace(0.0, max(series.seconds, 1e-3), BINS + 1)
 
 
 def rates(series: Series) -> Floats:
-    """float64[BINS]: results per second in each bin of `time_edges`."""
+    """Return float64[BINS]: results per second in each bin of `time_edges`."""
     edges = time_edges(series)
     counts, _ = np.histogram(series.spans_s[:, 1], edges)
     return counts / np.diff(edges)
 
 
 def in_flight(series: Series) -> Floats:
-    """float64[BINS + 1]: samples that were submitted and had no result yet, at each of `time_edges`.
+    """Return float64[BINS + 1]: samples submitted and without a result at each of `time_edges`.
 
-    Samples that never had a good result are in no span, and so not in it.
+    Samples that never completed have no span, so they are not counted.
     """
     edges = time_edges(series)
     begun = np.searchsorted(np.sort(series.spans_s[:, 0]), edges, side="right")
@@ -85,7 +85,7 @@ def in_flight(series: Series) -> Floats:
 
 
 def cores(spent_s: Floats) -> list[tuple[float, float]]:
-    """Of float64[n, 2] as in `Series.cpu_s`: between each two looks, the middle and how many cores were in use."""
+    """Return (middle, cores in use) for each two successive looks of a float64[n, 2] of `Series.cpu_s`."""
     passed_s, used_s = np.diff(spent_s, axis=0).T
     long_enough = passed_s >= SHORTEST_LOOK_S
     middles = (spent_s[1:, 0] + spent_s[:-1, 0]) / 2

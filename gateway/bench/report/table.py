@@ -1,4 +1,4 @@
-"""The report for a person: short, with units, and nothing that was not measured. Pure: rows of text in, rich out."""
+"""Write the report for a terminal: short, with units, and without what was not measured. Pure."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def render(report: Report) -> Table:
 
 
 def rows(report: Report) -> list[Row]:
-    """What is worth a line; a line whose figure could not be had is left out."""
+    """Return (name, text) of each row; a row without a measurement is left out."""
     candidates = [
         ("samples", samples_line(report.samples)),
-        ("trouble made", _trouble(report.samples)),
+        ("misbehaviour", _misbehaviour(report.samples)),
         ("failures", ", ".join(f"{count} x {kind}" for kind, count in report.failures.items())),
         ("recovered", _chaos(report)),
-        ("rate", f"{report.samples_per_second:,.0f} samples/s, {report.seconds:.1f} s in all"),
+        ("rate", f"{report.samples_per_second:,.0f} samples/s, {report.seconds:.1f} s in total"),
         ("latency", _quantiles(report.latency_s)),
         ("submit", _quantiles(report.submit_latency_s)),
         ("waiting", _waiting(report)),
@@ -52,12 +52,11 @@ def rows(report: Report) -> list[Row]:
 
 
 def verdict_line(report: Report) -> str:
-    """The last word, in one line."""
+    """Return the verdict in one line."""
     complaints = verdicts(report)
     if complaints:
         return "NOT OK: " + "; ".join(complaints)
-    checked = ["nothing lost"]
-    checked += ["nothing wrong"] * report.samples.verified
+    checked = ["nothing lost", *["nothing wrong"] * report.samples.verified]
     if report.simulator is not None:
         again = report.simulator.allowed_executions > report.samples.requested
         checked.append("nothing executed more often than allowed" if again else "nothing executed twice")
@@ -71,7 +70,7 @@ def samples_line(samples: Samples) -> str:
     return f"{samples.completed:,} of {samples.requested:,} ok{check}, {failed}{resubmitted}"
 
 
-def _trouble(samples: Samples) -> str:
+def _misbehaviour(samples: Samples) -> str:
     made = [
         (samples.duplicates, "submitted twice"),
         (samples.abandoned_polls, "polls dropped"),
@@ -83,7 +82,7 @@ def _trouble(samples: Samples) -> str:
 def _chaos(report: Report) -> str:
     return "; ".join(
         f"{event.what} at {event.at_s:.1f} s"
-        + (f" in {_s(event.recovered_after_s)}" if event.recovered_after_s is not None else ": not seen")
+        + (f" in {_s(event.recovered_after_s)}" if event.recovered_after_s is not None else ": not before the end")
         for event in report.chaos
     )
 
@@ -98,7 +97,7 @@ def _waiting(report: Report) -> str:
     client = report.client
     if client.polls is None or client.session_polls is None:
         return ""
-    pauses = f"; {client.paused:,} submissions put off by 429" if client.paused else ""
+    pauses = f"; {client.paused:,} submissions delayed by 429" if client.paused else ""
     if client.session_poll:
         return f"session poll: {client.session_polls:,} polls, {client.polls:,} fetches{pauses}"
     return f"one poll per sample: {client.polls:,} polls{pauses}"
@@ -118,8 +117,8 @@ def _memory(report: Report) -> str:
         ("largest worker", report.gateway.peak_rss_bytes_per_worker),
         ("Redis", report.redis.peak_bytes),
     ]
-    told = [f"{name} {value / _MIB:,.0f} MiB" for name, value in parts if value is not None]
-    return ", ".join(told) + " at most" if told else ""
+    texts = [f"{name} {value / _MIB:,.0f} MiB" for name, value in parts if value is not None]
+    return ", ".join(texts) + " at most" if texts else ""
 
 
 def _health(report: Report) -> str:
@@ -130,19 +129,13 @@ def _health(report: Report) -> str:
         parts.append(f"healthz p50 {health.p50:.1f} ms, p99 {health.p99:.1f} ms, max {health.max:.0f} ms")
     if gateway.healthz_failures:
         parts.append(f"{gateway.healthz_failures} probes unanswered")
-    if slowest := _heartbeats(report):
-        parts.append(slowest)
+    client = report.client
+    if client.heartbeats and client.heartbeat_max_s is not None:
+        failed = f", {client.heartbeats_failed} failed" if client.heartbeats_failed else ""
+        parts.append(f"slowest of {client.heartbeats} heartbeats {_s(client.heartbeat_max_s)}{failed}")
     if gateway.loop_lag_ms is not None:
         parts.append(f"loop lag max {gateway.loop_lag_ms.max:.0f} ms")
     return "; ".join(parts)
-
-
-def _heartbeats(report: Report) -> str:
-    client = report.client
-    if not client.heartbeats or client.heartbeat_max_s is None:
-        return ""
-    slowest = f"slowest of {client.heartbeats} heartbeats {_s(client.heartbeat_max_s)}"
-    return slowest + (f", {client.heartbeats_failed} failed" if client.heartbeats_failed else "")
 
 
 def _redis(report: Report) -> str:
@@ -161,7 +154,7 @@ def _simulator(report: Report) -> str:
         return ""
     cpu = f", {simulator.cpu_seconds:.2f} s CPU" if simulator.cpu_seconds is not None else ""
     return (
-        f"asked {simulator.executions:,} times, at most {simulator.peak_in_flight:,} at once, "
+        f"{simulator.executions:,} executions, at most {simulator.peak_in_flight:,} at once, "
         f"{simulator.aborted:,} aborted, {simulator.duplicate_request_ids:,} duplicates{cpu}"
     )
 
@@ -170,8 +163,8 @@ def _source_ips(report: Report) -> str:
     if report.simulator is None:
         return ""
     seen = sorted(report.simulator.by_source_ip.items())
-    told = ", ".join(f"{address} ({count:,})" for address, count in seen[:_SHOWN_IPS])
-    return told + (f" and {len(seen) - _SHOWN_IPS} more" if len(seen) > _SHOWN_IPS else "")
+    shown = ", ".join(f"{address} ({count:,})" for address, count in seen[:_SHOWN_IPS])
+    return shown + (f" and {len(seen) - _SHOWN_IPS} more" if len(seen) > _SHOWN_IPS else "")
 
 
 def _processes(count: int | None) -> str:
@@ -181,16 +174,16 @@ def _processes(count: int | None) -> str:
 def _client(report: Report) -> str:
     client = report.client
     per_sample = f", {client.cpu_ms_per_sample:.2f} ms per sample" if client.cpu_ms_per_sample is not None else ""
-    told = f"{_processes(client.processes)}, {client.cpu_seconds:.2f} s CPU{per_sample}"
+    text = f"{_processes(client.processes)}, {client.cpu_seconds:.2f} s CPU{per_sample}"
     if sdk := report.versions.get("tinker"):
-        told = f"tinker {sdk}: {told}"
+        text = f"tinker {sdk}: {text}"
     if client.requests is None or client.connections is None:
-        return told
-    return f"{told}; {client.requests:,} requests on {client.connections:,} connections"
+        return text
+    return f"{text}; {client.requests:,} requests on {client.connections:,} connections"
 
 
 def _wires(report: Report) -> str:
-    """Kilobytes (of 1,000) per sample to and from the gateway."""
+    """Format the bytes per sample to and from the gateway, in kB of 1,000 bytes."""
     completed = report.samples.completed
     if not completed:
         return ""

@@ -175,5 +175,5 @@ def test_targets() -> None:
 def test_what_the_client_cannot_reach_is_named(url: str) -> None:
     with pytest.raises(ValueError, match="http://HOST:PORT") as caught:
         parse_address(url)
-    # What to do instead is said to those who have another address of the same gateway.
-    assert ("behind what ends TLS" in str(caught.value)) == url.startswith("https:")
+    # Only an https:// address gets the advice on TLS.
+    assert ("behind the TLS proxy" in str(caught.value)) == url.startswith("https:")

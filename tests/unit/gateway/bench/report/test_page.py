@@ -113,7 +113,7 @@ def test_faults_are_marks_on_every_time_axis_and_told_in_words() -> None:
     assert drawn == {title: 0 if "atency" in title else 2 for title in drawn}
     texts = read(page([run])).texts
     assert "kill-worker at 500 ms, served again after 250 ms" in texts
-    assert "wipe-redis at 1.5 s, not seen to serve again" in texts
+    assert "wipe-redis at 1.5 s, did not serve again before the end" in texts
 
 
 def test_a_bad_run_is_called_so_and_its_failures_are_quoted() -> None:
@@ -152,4 +152,4 @@ def test_runs_that_do_not_differ_in_flight_are_not_drawn_over_it() -> None:
     ("seconds", "told"), [(0, "0"), (0.0123456, "12.3 ms"), (1.5, "1.5 s"), (599, "599 s"), (1234.5, "1234 s")]
 )
 def test_times_are_short(seconds: float, told: str) -> None:
-    assert figures.told_s(seconds) == told
+    assert figures.format_s(seconds) == told

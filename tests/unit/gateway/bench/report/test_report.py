@@ -27,10 +27,10 @@ def test_a_clean_run_is_zero() -> None:
 @pytest.mark.parametrize(
     ("counts", "words"),
     [
-        ({"completed": 9}, "1 samples neither ended nor failed"),
+        ({"completed": 9}, "1 samples neither completed nor failed"),
         ({"completed": 9, "failed": 1}, "1 samples failed"),
         ({"completed": 9, "failed": 1, "wrong": 1}, "1 samples got something that is not their result"),
-        ({"completed": 11}, "-1 samples neither ended nor failed"),
+        ({"completed": 11}, "-1 samples neither completed nor failed"),
     ],
 )
 def test_lost_failed_and_wrong_samples_are_one(counts: dict[str, int], words: str) -> None:
