@@ -98,6 +98,7 @@ class AppBench(WorkerBench):
             live=Live(self.settings, Keyring(self.settings.api_keys)),
             store=self.store,
             dispatcher=self.dispatcher,
+            executor=self.executor,  # type: ignore[arg-type] # nothing in a handler asks for it
             waiters=self.waiters,
             sessions=self.sessions,
             pool=self.pool,
@@ -247,7 +248,7 @@ async def settled(bench: AppBench, ending: Ending | None = None, seq_id: int = 1
     key = (more.get("of") or session()).key(seq_id)
     await until(lambda: key in bench.executor.started)
     bench.executor.finish(key, ending or Ending(State.READY, TINY))
-    await until(lambda: bench.dispatcher.running(key) is None)
+    await until(lambda: key not in bench.dispatcher.samples)
     return str(promised.json["request_id"])
 
 

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from shared.clock import ManualClock
-from shared.core import retry
+from shared.core import ids, retry
 from shared.core.adapters import Adapter
 from shared.core.faults import BreakKind, Fault, FaultClass, classify_break
 from shared.core.model import Category
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from yarl import URL
 
     from shared.core.lifecycle import State
-    from shared.core.model import SampleSpec
+    from shared.core.model import SampleKey, SampleSpec
     from workers.upstream.upstream import Upstream
 
 BUSY = Fault(FaultClass.NEVER_EXECUTED, "upstream answered 503: busy")
@@ -145,22 +145,22 @@ class Bench:
             self.pool,
             self.adapters,  # type: ignore[arg-type] # three of its methods are asked for
             self.forwarder,  # type: ignore[arg-type] # all that is asked of it is `post`
+            self,  # type: ignore[arg-type] # all that is asked of the store is `mark_paused`
             self.counters,
             self.clock,
             retry.Policy(**policy),
             rng_unit=lambda: 0.0,
             sleep=self._sleep,
-            mark_paused=self._mark_paused,
         )
 
     async def _sleep(self, delay_s: float) -> None:
         self.slept_s.append(delay_s)
-        self.paused.append(self.running.paused_reason)
+        self.paused.append(self.sample.paused_reason)
         self.clock.advance(delay_s)
         await asyncio.sleep(0)
 
-    def _mark_paused(self, running: LiveSample, paused: bool) -> None:
-        assert running is self.running
+    def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
+        assert (key, claim) == (self.sample.key, self.sample.claim)
         self.marks.append(paused)
 
     async def execute(
@@ -168,9 +168,10 @@ class Bench:
     ) -> tuple[State, bytes]:
         wanted = wanted or spec()
         claim = Claim(OWNER, 1, wanted.num_samples, wanted.digest)
-        self.running = LiveSample(session(), session().key(3), wanted, claim, target, 0, Holding(b"K"))
-        self.running.trace = trace
-        ending = await self.executor.execute(self.running)
+        self.sample = LiveSample(
+            session(), session().key(3), ids.request_id(session(), 3), wanted, claim, target, 0, Holding(b"K"), trace
+        )
+        ending = await self.executor.execute(self.sample)
         return ending.state, ending.payload
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shared.core.callers import Keyring
 from tests.worker_bench import OWNER, SESSION_ID, WorkerBench, openai_of
 from workers.duties.duties import Housekeeping
+from workers.duties.lease import STANDARD_PACE, DutyPace
 from workers.parts import Live, WorkerParts
 from workers.samples.expiry import DeliveryExpiry
 from workers.samples.sessions import Sessions
@@ -45,7 +46,9 @@ class FakePool:
 
 
 class Bench(WorkerBench):
-    def __init__(self, server: MemoryServer | None = None, owner: str = OWNER) -> None:
+    def __init__(
+        self, server: MemoryServer | None = None, owner: str = OWNER, duty_pace: DutyPace = STANDARD_PACE
+    ) -> None:
         super().__init__(server, owner, lease_s=30.0, session_timeout_s=300.0)
         self.sessions = Sessions(self.store, self.clock)
         self.pool = FakePool()
@@ -54,6 +57,7 @@ class Bench(WorkerBench):
             live=Live(self.settings, Keyring(())),
             store=self.store,
             dispatcher=self.dispatcher,
+            executor=self.executor,  # type: ignore[arg-type] # no duty asks for it
             waiters=self.waiters,
             sessions=self.sessions,
             pool=self.pool,  # type: ignore[arg-type] # only its duties are asked for
@@ -66,14 +70,17 @@ class Bench(WorkerBench):
             random_bytes=Random(7).randbytes,
             openai=openai_of(self.pool, self.clock),  # type: ignore[arg-type]
         )
-        self.housekeeping = Housekeeping(parts, owner, self.settings)
+        self.housekeeping = Housekeeping(parts, owner, self.settings, pace=duty_pace)
+
+    def on_loss(self) -> None:
+        self.housekeeping.lease.doubt()
 
     def is_refilling(self) -> bool:
-        return self.dispatcher.refilling
+        return self.dispatcher.is_refilling(self.clock.monotonic_s())
 
     def sleeps(self) -> bool:
         """Between two turns of the store's duty."""
-        return bool(self.housekeeping._hurry._waiters)
+        return bool(self.housekeeping.lease.hurry._waiters)
 
     def waits_for_a_change(self) -> bool:
         return bool(self.pool.changed._waiters)

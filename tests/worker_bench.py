@@ -18,18 +18,14 @@ from shared.counters import Counters
 from tests.memory_store import MemoryServer, MemoryStore
 from tests.waiting import until
 from workers.passing.openai import OpenAiProxy
-from workers.samples import dispatcher, settling
 from workers.samples.dispatcher import Dispatcher
-from workers.samples.live import Ending
-from workers.samples.quota import KeyUsage
-from workers.samples.recent_results import UnfetchedResults
+from workers.samples.expiry import UnfetchedResults
+from workers.samples.live import Ending, Pace
 from workers.samples.waiters import Waiters
 from workers.upstream.catalogue import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import pytest
 
     from shared.clock import Clock
     from shared.core.callers import Caller
@@ -44,6 +40,8 @@ MODEL: Final = ModelRef(base_model="sim/tiny")
 TARGET: Final = Target("sim/tiny", "sim/tiny", 4096)
 DONE: Final = Ending(State.READY, b"result")
 AWAY: Final = StoreUnavailable("the store is away", maybe_done=False)
+# A store that does not answer is asked again soon.
+SOON: Final = Pace(store_retry_first_s=0.001, store_retry_longest_s=0.001)
 REPLY_LOST: Final = StoreUnavailable("the store's reply was lost", maybe_done=True)
 
 
@@ -56,12 +54,6 @@ def spec(tokens: Sequence[int] = (10, 11, 12), n: int = 1, **more: Any) -> Sampl
     digest = blake2b(prompt + b"/%d" % n, digest_size=16).digest()
     params = more.pop("params", SamplingParams(max_tokens=4, seed=7))
     return SampleSpec(prompt, len(tokens), n, params, digest=digest, **more)
-
-
-def ask_the_store_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (dispatcher, settling):
-        monkeypatch.setattr(module, "STORE_RETRY_FIRST_S", 0.001)
-        monkeypatch.setattr(module, "STORE_RETRY_LONGEST_S", 0.001)
 
 
 def openai_of(pool: UpstreamPool, clock: Clock) -> OpenAiProxy:
@@ -95,14 +87,14 @@ class ScriptedExecutor:
         self.interrupted: list[SampleKey] = []
         self._ends: dict[SampleKey, asyncio.Future[Ending]] = {}
 
-    async def execute(self, running: LiveSample) -> Ending:
-        self.started.append(running.key)
+    async def execute(self, sample: LiveSample) -> Ending:
+        self.started.append(sample.key)
         end: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-        self._ends[running.key] = end
+        self._ends[sample.key] = end
         try:
             return await end
         except asyncio.CancelledError:
-            self.interrupted.append(running.key)
+            self.interrupted.append(sample.key)
             raise
 
     def finish(self, key: SampleKey, ending: Ending = DONE) -> None:
@@ -115,17 +107,19 @@ class ScriptedExecutor:
 class WorkerBench:
     """One worker's dispatcher on a store that it may share with others."""
 
-    def __init__(self, server: MemoryServer | None = None, owner: str = OWNER, **settings: Any) -> None:
+    def __init__(
+        self, server: MemoryServer | None = None, owner: str = OWNER, pace: Pace = SOON, **settings: Any
+    ) -> None:
         self.server = server or MemoryServer(ManualClock(), Random(7))
         self.clock = self.server.clock
         self.owner = owner
         self.settings = Settings(**settings)
         self.store = GatedStore(self.server)
         self.executor = ScriptedExecutor()
-        self.waiters = Waiters()
+        self.losses = asyncio.Event()
+        self.waiters = Waiters(self.settings.undelivered_ttl_s)
         self.counters = Counters()
         self.unfetched = UnfetchedResults()
-        self.key_usage = KeyUsage(self.settings.workers, shared=len(self.settings.api_keys or ()) > 1)
         self.dispatcher = Dispatcher(
             self.store,
             self.executor,
@@ -135,8 +129,14 @@ class WorkerBench:
             owner,
             self.settings,
             self.unfetched,
-            self.key_usage,
+            self.on_loss,
+            pace,
         )
+        self.key_usage = self.dispatcher.quota.key_usage
+
+    def on_loss(self) -> None:
+        """Note that a record that must be there is not."""
+        self.losses.set()
 
     async def submit(
         self,
@@ -159,4 +159,4 @@ class WorkerBench:
         return stored.header.state if stored is not None else None
 
     def holds_nothing(self) -> bool:
-        return not (self.dispatcher.in_flight or self.dispatcher.in_flight_bytes or self.dispatcher.session_ids())
+        return not (self.dispatcher.in_flight or self.dispatcher.quota.in_flight_bytes or self.dispatcher.session_ids())

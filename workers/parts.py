@@ -1,21 +1,27 @@
-"""All that a worker has towards its upstreams: built together, closed together.
-
-What the handlers of one worker share. Built once, in `workers/worker.py`; nothing is looked up by name.
-"""
+"""What one worker is made of: built in one place, shared by handlers and duties, closed together."""
 
 from __future__ import annotations
 
+import os
 import random
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from shared.core.callers import Keyring
 from shared.core.retry import Policy
 from shared.loop.turns import TurnLimit
+from workers.passing.openai import OpenAiProxy
+from workers.passing.training_server import TrainingServer
+from workers.samples.dispatcher import Dispatcher
 from workers.samples.execution import Executor
+from workers.samples.expiry import DeliveryExpiry, UnfetchedResults
+from workers.samples.sessions import Sessions
+from workers.samples.waiters import Waiters
 from workers.upstream.adapter_loading import AdapterLoader
 from workers.upstream.adapters import Adapters
 from workers.upstream.catalogue import Catalogue
-from workers.upstream.connector import make_client, make_probe_session
+from workers.upstream.connector import make_client, make_probe_session, make_session, make_training_session
 from workers.upstream.forwarder import Forwarder
 from workers.upstream.pool import UpstreamPool
 from workers.upstream.published import PublishedUpstreams
@@ -25,72 +31,9 @@ if TYPE_CHECKING:
 
     from shared.clock import Clock
     from shared.config import Settings, WorkerConfig
-    from shared.core.callers import Keyring
     from shared.counters import Counters
     from shared.store.contract import Store
-    from workers.passing.openai import OpenAiProxy
-    from workers.passing.training_server import TrainingServer
-    from workers.samples.dispatcher import Dispatcher
-    from workers.samples.execution import MarkPaused
-    from workers.samples.expiry import DeliveryExpiry
-    from workers.samples.live import Executes
-    from workers.samples.recent_results import UnfetchedResults
-    from workers.samples.sessions import Sessions
     from workers.samples.tracing import Tracing
-    from workers.samples.waiters import Waiters
-
-
-class UpstreamSide:
-    def __init__(
-        self, config: WorkerConfig, store: Store, counters: Counters, clock: Clock, mark_paused: MarkPaused
-    ) -> None:
-        settings = config.settings
-        self._client = make_client(settings, config.source_ip)
-        self._questions = make_probe_session(settings, config.source_ip)
-        forwarder = Forwarder(self._client, self._questions, clock, settings.upstream_api_key)
-        catalogue = Catalogue(settings.models, settings.lora_name_template, settings.lora_path)
-        self.pool = UpstreamPool(settings.upstreams, forwarder, catalogue, clock, protocol=settings.upstream_protocol)
-        self.published = PublishedUpstreams(store, self.pool, settings.upstreams)
-        loader = AdapterLoader(self.pool, forwarder, store, counters, config.instance, settings.lora_wait_s)
-        self.adapters = Adapters(self.pool, loader, clock, settings.lora_wait_s)
-        self._tracing = _tracing(config)
-        self.executor = Executor(
-            self.pool,
-            self.adapters,
-            self._tracing.forwarder(forwarder) if self._tracing is not None else forwarder,
-            counters,
-            clock,
-            retry_policy(settings),
-            random.random,
-            mark_paused=mark_paused,
-        )
-        self.executes: Executes = self._tracing.executor(self.executor) if self._tracing is not None else self.executor
-
-    async def close(self) -> None:
-        await self.adapters.close()
-        await self.pool.close()
-        self._client.close()
-        await self._questions.close()
-        if self._tracing is not None:
-            await self._tracing.close()
-
-
-def _tracing(config: WorkerConfig) -> Tracing | None:
-    if config.settings.otel_endpoint is None:
-        return None
-    # Its libraries are an extra, and 20 MB of memory.
-    from workers.samples.tracing import open_tracing
-
-    return open_tracing(config.settings.otel_endpoint, config.slot)
-
-
-def retry_policy(settings: Settings) -> Policy:
-    return Policy(
-        max_reexecutions=settings.max_reexecutions,
-        retry_ambiguous=settings.retry_ambiguous,
-        upstream_wait_s=settings.upstream_wait_s,
-    )
-
 
 # A few milliseconds of submissions, and of polls that are woken.
 _REQUESTS_PER_TURN: Final = 16
@@ -106,9 +49,12 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
+    """The parts of one worker, each under its own name. `resources` closes what has connections of its own."""
+
     live: Live
     store: Store
     dispatcher: Dispatcher
+    executor: Executor
     waiters: Waiters
     sessions: Sessions
     pool: UpstreamPool
@@ -122,3 +68,82 @@ class WorkerParts:
     openai: OpenAiProxy
     trainer: TrainingServer | None = None
     turns: TurnLimit = field(default_factory=lambda: TurnLimit(_REQUESTS_PER_TURN))
+    resources: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+
+def build_parts(
+    config: WorkerConfig, store: Store, counters: Counters, clock: Clock, on_loss: Callable[[], None]
+) -> WorkerParts:
+    """Build the parts of one worker around its store. `on_loss`: see `Dispatcher`."""
+    settings, source_ip, resources = config.settings, config.source_ip, AsyncExitStack()
+    client = make_client(settings, source_ip)
+    resources.callback(client.close)
+    probe_session = make_probe_session(settings, source_ip)
+    resources.push_async_callback(probe_session.close)
+    forwarder = Forwarder(client, probe_session, clock, settings.upstream_api_key)
+    catalogue = Catalogue(settings.models, settings.lora_name_template, settings.lora_path)
+    pool = UpstreamPool(settings.upstreams, forwarder, catalogue, clock, protocol=settings.upstream_protocol)
+    resources.push_async_callback(pool.close)
+    loader = AdapterLoader(pool, forwarder, store, counters, config.instance, settings.lora_wait_s)
+    adapters = Adapters(pool, loader, clock, settings.lora_wait_s)
+    resources.push_async_callback(adapters.close)
+    tracing = _tracing(config, resources)
+    traced_forwarder = tracing.forwarder(forwarder) if tracing is not None else forwarder
+    policy = retry_policy(settings)
+    executor = Executor(pool, adapters, traced_forwarder, store, counters, clock, policy, random.random)
+    traced_executor = tracing.executor(executor) if tracing is not None else executor
+    waiters = Waiters(settings.undelivered_ttl_s)
+    unfetched = UnfetchedResults()
+    dispatcher = Dispatcher(
+        store, traced_executor, waiters, counters, clock, config.instance, settings, unfetched, on_loss
+    )
+    passed_session = make_session(settings, source_ip)
+    resources.push_async_callback(passed_session.close)
+    return WorkerParts(
+        live=Live(settings, Keyring(settings.api_keys)),
+        store=store,
+        dispatcher=dispatcher,
+        executor=executor,
+        waiters=waiters,
+        sessions=Sessions(store, clock),
+        pool=pool,
+        published=PublishedUpstreams(store, pool, settings.upstreams),
+        adapters=adapters,
+        expiry=DeliveryExpiry(store, settings, counters, unfetched, clock),
+        unfetched=unfetched,
+        counters=counters,
+        clock=clock,
+        random_bytes=os.urandom,
+        openai=OpenAiProxy(pool, passed_session, counters, clock, settings.upstream_wait_s, random.random),
+        trainer=_trainer(settings, source_ip, resources),
+        resources=resources,
+    )
+
+
+def retry_policy(settings: Settings) -> Policy:
+    return Policy(
+        max_reexecutions=settings.max_reexecutions,
+        retry_ambiguous=settings.retry_ambiguous,
+        upstream_wait_s=settings.upstream_wait_s,
+    )
+
+
+def _tracing(config: WorkerConfig, resources: AsyncExitStack) -> Tracing | None:
+    if config.settings.otel_endpoint is None:
+        return None
+    # Its libraries are an extra, and take 20 MB of memory.
+    from workers.samples.tracing import open_tracing
+
+    tracing = open_tracing(config.settings.otel_endpoint, config.slot)
+    resources.push_async_callback(tracing.close)
+    return tracing
+
+
+def _trainer(settings: Settings, source_ip: str | None, resources: AsyncExitStack) -> TrainingServer | None:
+    if settings.training_upstream is None:
+        return None
+    session = make_training_session(settings, source_ip)
+    key, forward = settings.training_api_key, settings.training_forward_key
+    trainer = TrainingServer(settings.training_upstream, session, api_key=key, forward_key=forward)
+    resources.push_async_callback(trainer.close)
+    return trainer

@@ -11,6 +11,7 @@ from shared.core.model import Value
 # at once; three million sampled tokens fit.
 LARGEST_RESULT_BYTES: Final = 256 * 1024 * 1024
 
+_TOKEN_BYTES: Final = 4
 # What fills a top-k row that has fewer than k entries.
 EMPTY_LOGPROB: Final = -99999.0
 
@@ -63,8 +64,13 @@ class SampleResult(Value, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Of its sequences, which are what grows with n."""
+        """The size of the sequences, which are what grows with n."""
         size_bytes = 0
         for sequence in self.sequences:
             size_bytes += sequence.size_bytes
         return size_bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens in all sequences."""
+        return sum(len(sequence.tokens) for sequence in self.sequences) // _TOKEN_BYTES

@@ -7,11 +7,12 @@ samples and the lease come in between.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -44,3 +45,32 @@ async def in_turns(items: Iterable[T], size: int) -> AsyncIterator[list[T]]:
     for batch in batches(items, size):
         yield batch
         await asyncio.sleep(0)
+
+
+async def run_in_batches(calls: Iterable[Coroutine[None, None, object]], at_once: int, batches_ahead: int) -> None:
+    """Run all these calls, `at_once` more in each turn of the loop, with at most `batches_ahead` batches under way.
+
+    When one has failed, no further batch is begun; the first error is raised when all that were begun have ended.
+    """
+    ahead: deque[asyncio.Task[BaseException | None]] = deque()
+    error: BaseException | None = None
+    try:
+        for batch in batches(calls, at_once):
+            ahead.append(asyncio.create_task(_first_error(batch)))
+            await asyncio.sleep(0)
+            if len(ahead) >= batches_ahead and (error := await ahead.popleft()):
+                break
+        while ahead:
+            later = await ahead.popleft()
+            error = error or later
+    finally:
+        for task in ahead:
+            task.cancel()
+        await asyncio.gather(*ahead, return_exceptions=True)
+    if error is not None:
+        raise error
+
+
+async def _first_error(calls: list[Coroutine[None, None, object]]) -> BaseException | None:
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    return next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)

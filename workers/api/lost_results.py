@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 async def may_come_back(parts: WorkerParts) -> bool:
     """Whether a record that is missing may still be on its way into the store. Raises `StoreError`."""
     dispatcher = parts.dispatcher
-    if dispatcher.refilling:
+    if dispatcher.is_refilling(parts.clock.monotonic_s()):
         return True
     lease = await parts.store.watch_lease(dispatcher.owner)
     if not lease.held:
@@ -89,7 +89,7 @@ async def with_lost(parts: WorkerParts, session: SamplingSession, clone_id: int,
 
 async def _remembered(parts: WorkerParts, session_key: str, clone_id: int) -> set[int]:
     """The seq_ids of the client's samples that this worker runs, or has settled."""
-    running = [running.key for running in parts.dispatcher.all_running()]
+    running = list(parts.dispatcher.samples)
     settled = parts.unfetched.keys()
     known: set[int] = set()
     async for keys in in_turns(chain(running, settled), _COMPARED_AT_ONCE):

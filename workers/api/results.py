@@ -7,6 +7,7 @@ since that ends the client for good; a poll for what is not the caller's is held
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from shared.core import ids, trainer_ids
@@ -67,7 +68,7 @@ def _find(parts: WorkerParts, request_id: str, caller: Caller) -> tuple[Sampling
 
 async def _await_record(parts: WorkerParts, request: Request, key: SampleKey) -> Record | Wake | None:
     """The settled record, None when there is none at all, or why the poll ends without."""
-    just_settled = parts.dispatcher.just_settled.take(key, parts.clock.monotonic_s())
+    just_settled = parts.waiters.just_settled.take(key, parts.clock.monotonic_s())
     if just_settled is not None:
         return just_settled
     waiter = parts.waiters.sample_waiter(key, parts.live.settings.poll_timeout_s)
@@ -76,13 +77,13 @@ async def _await_record(parts: WorkerParts, request: Request, key: SampleKey) ->
     watched = False
     try:
         while True:
-            if parts.dispatcher.running(key) is None:
+            if key not in parts.dispatcher.samples:
                 if not watched:
                     watched = await _watch(parts, key.session_key, waiter)
                 record = await _look(parts, key, waiter)
                 if not isinstance(record, Wake):
                     return record
-            woken = await waiter.wait()
+            woken = await waiter.woken
             # One announcement may wake thousands.
             if not parts.turns.try_take():
                 await parts.turns.wait(request.caller.digest)
@@ -132,9 +133,9 @@ async def _try_again(parts: WorkerParts, request_id: str, key: SampleKey, why: W
 
 async def _paused_reason(parts: WorkerParts, key: SampleKey) -> str | None:
     """Why the sample waits, if no upstream takes it; the worker that runs it knows best, others have its mark."""
-    running = parts.dispatcher.running(key)
-    if running is not None:
-        return running.paused_reason
+    sample = parts.dispatcher.samples.get(key)
+    if sample is not None:
+        return sample.paused_reason
     try:
         header = await parts.store.read_header(key)
     except StoreError:
@@ -149,10 +150,7 @@ def _reply_for(
     kind = ANSWERS[state]
     if record is None or kind is Answer.RESUBMIT:
         return replies.answer(kind, calls.error_body(_WHY_GONE[state]))
-
-    def delivered() -> None:
-        parts.expiry.handed_over(key)
-
+    delivered = partial(parts.expiry.handed_over, key)
     if kind is Answer.FAILURE:
         return Reply(replies.STATUS_OF_ANSWER[kind], bytes(record.payload), on_delivered=delivered)
     if call.allow_metadata_only and len(record.payload) > _METADATA_ABOVE_BYTES:
@@ -218,7 +216,7 @@ async def _await_page(
                 waiter.wake_in(_STORE_RETRY_S)
             if page.entries or (hold_s == 0.0 and waiter.ended is None):
                 return page
-            await waiter.wait()
+            await waiter.woken
             if waiter.ended is not None:
                 return page
             waiter.rearm()
@@ -248,7 +246,7 @@ async def _hold(parts: WorkerParts, request: Request, hold_s: float) -> None:
     waiter = parts.waiters.log_waiter(_NO_SESSION, hold_s)
     request.connection.add_lost_callback(waiter.client_gone)
     try:
-        await waiter.wait()
+        await waiter.woken
     finally:
         request.connection.remove_lost_callback(waiter.client_gone)
         parts.waiters.forget_log(_NO_SESSION, waiter)

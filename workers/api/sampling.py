@@ -39,10 +39,8 @@ async def asample(parts: WorkerParts, request: Request) -> Reply:
     if refusal is not None:
         raise Forbidden(refusal)
     await parts.sessions.require_alive(session.session_id)
-    await parts.dispatcher.submit(session, seq_id, spec, target, request.caller, request.trace)
-    key = session.key(seq_id)
-    promised = ids.sequence_ids(key, call.spec.num_samples)
-    return replies.ok(calls.promise(ids.request_id(session, seq_id), promised))
+    sample = await parts.dispatcher.submit(session, seq_id, spec, target, request.caller, request.trace)
+    return replies.ok(calls.promise(sample.request_id, ids.sequence_ids(sample.key, spec.num_samples)))
 
 
 def _with_images_placed(parts: WorkerParts, spec: SampleSpec, model_name: str) -> SampleSpec:

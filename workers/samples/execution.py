@@ -1,4 +1,4 @@
-"""Executing one sample: attempts at upstreams until one succeeds or the retry policy says stop."""
+"""Executing a sample: attempts at upstreams until one succeeds or the retry policy ends them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from shared.core import retry
 from shared.core.faults import Fault, FaultClass, too_large
 from shared.core.lifecycle import State
 from shared.core.result import LARGEST_RESULT_BYTES
+from shared.log import Throttle
 from shared.loop.turns import TurnLimit
 from shared.wire import vllm
 from shared.wire.sdk import result as proto
 from workers.samples.live import Ending
-from workers.samples.weight_changes import WeightNews
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from shared.clock import Clock
-    from shared.core.adapters import Adapter
     from shared.core.model import SampleSpec
     from shared.core.upstream_protocol import UpstreamProtocol
     from shared.counters import Counters
+    from shared.store.contract import Store
     from shared.wire.json_arrays import Body
     from workers.samples.live import LiveSample
     from workers.upstream.adapters import Adapters
@@ -32,162 +32,176 @@ if TYPE_CHECKING:
     from workers.upstream.pool import UpstreamPool
     from workers.upstream.upstream import Upstream
 
-    MarkPaused = Callable[[LiveSample, bool], None]
-
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# From here on a thread of its own does the work: decoding this much takes some 20 ms where there are top-k logprobs,
+# Above this size a thread of its own does the work. Decoding this much takes some 20 ms where there are top-k logprobs,
 # and a loop that decodes hundreds of MiB is taken for hung, and killed with all its samples.
 _LARGE_BYTES: Final = 512 * 1024
-# Unless it is read in parts: so much takes two milliseconds, and a thread, with caches of its own, half of one more.
+# The limit for replies that are read in parts: this much takes two milliseconds on the loop, and half a millisecond
+# more in a thread, whose caches are cold.
 _LARGE_IN_PARTS_BYTES: Final = 3 * 1024 * 1024
-# Two or three milliseconds of sending, and of decoding, storing and telling, of small ones. Requests and dials have
-# their own share of a turn, and who waits for it feels the sum.
+# Two or three milliseconds of sending, and of decoding, storing and announcing small replies. Requests and dials have
+# their own share of a turn, and a client that waits feels the sum.
 _EXCHANGES_PER_TURN: Final = 16
+_LOG_WEIGHTS_EVERY_S: Final = 30.0
 
 
 class Executor:
+    """Execute samples at the upstreams. `paused` counts the samples that wait until an upstream takes them."""
+
     def __init__(
         self,
         pool: UpstreamPool,
         adapters: Adapters,
         forwarder: Forwarder,
+        store: Store,
         counters: Counters,
         clock: Clock,
         policy: retry.Policy,
         rng_unit: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        mark_paused: MarkPaused | None = None,
     ) -> None:
-        """`mark_paused` tells the polls of a sample that wait at other workers; the attempts do not wait for that."""
         self._pool = pool
         self._adapters = adapters
         self._forwarder = forwarder
+        self._store = store
         self._counters = counters
         self._clock = clock
         self._policy = policy
         self._rng_unit = rng_unit
         self._sleep = sleep
-        self._mark_paused = mark_paused or _mark_nothing
         self.paused = 0
         self._turns = TurnLimit(_EXCHANGES_PER_TURN)
-        self._weights = WeightNews(counters, clock)
-        # One large one at a time: their threads share the interpreter with the loop.
+        self._weight_logs = Throttle(_LOG_WEIGHTS_EVERY_S)
+        # One large reply at a time: their threads share the interpreter with the loop.
         self._large = asyncio.Lock()
 
-    async def execute(self, running: LiveSample) -> Ending:
-        """The sample's ending. Cancelling closes the upstream connection."""
+    async def execute(self, sample: LiveSample) -> Ending:
+        """Return the ending of this sample. Cancelling closes the upstream connection."""
         budget = retry.UNUSED
         avoid: Upstream | None = None
         for attempt in range(1, 2**16):
-            upstream, outcome = await self._attempt_somewhere(running, attempt, avoid)
+            upstream, outcome = await self._attempt_somewhere(sample, attempt, avoid)
             if not isinstance(outcome, Fault):
                 return Ending(State.READY, outcome)
             avoid = upstream or avoid
             decision = self._judge(upstream, outcome, budget)
-            _log_fault(running, upstream, outcome, attempt)
-            if not isinstance(decision, retry.Wait):
-                return _ending_of(decision)
+            _log_fault(sample, upstream, outcome, attempt)
+            if isinstance(decision, retry.Fail):
+                return Ending.failed(decision.failure)
+            if isinstance(decision, retry.Orphan):
+                return Ending(State.ORPHANED)
             budget = decision.budget
-            await self._paused(running, outcome.message, self._sleep(decision.delay_s))
+            await self._paused(sample, outcome.message, self._sleep(decision.delay_s))
         return Ending(State.ORPHANED)
 
     async def _attempt_somewhere(
-        self, running: LiveSample, attempt: int, avoid: Upstream | None
+        self, sample: LiveSample, attempt: int, avoid: Upstream | None
     ) -> tuple[Upstream | None, bytes | Fault]:
-        """Who was asked, if anybody was, and what came of it."""
-        adapter = running.target.adapter
-        if adapter is not None and (fault := await self._place(running, adapter)) is not None:
-            return None, fault
-        beyond = vllm.beyond_completions(running.spec)
-        name, session_key = running.target.upstream_name, running.key.session_key
+        """Make one attempt, and return the upstream that was asked, if any was, and the outcome."""
+        adapter = sample.target.adapter
+        if adapter is not None and not self._adapters.ready(adapter):
+            loading = self._adapters.place(adapter)
+            if (fault := await self._paused(sample, f"{adapter.path} is being loaded", loading)) is not None:
+                return None, fault
+        beyond = vllm.beyond_completions(sample.spec)
+        name, session_key = sample.target.upstream_name, sample.key.session_key
         upstream = self._pool.choose(name, avoid, session_key, generates=beyond is not None)
         if beyond is not None and (fault := self._pool.protocols.unable(upstream, beyond)) is not None:
             return None, fault
-        outcome = await self._attempt(running, upstream, attempt, upstream.protocol)
+        outcome = await self._attempt(sample, upstream, attempt, upstream.protocol)
         if isinstance(outcome, Fault) and outcome.generate_missing:
             outcome = self._pool.protocols.without_generate(upstream, outcome)
         elif isinstance(outcome, Fault) and beyond is None:
             other = self._pool.protocols.other(upstream, outcome)
             if other is not None:
                 self._counters.failed_attempt(outcome.kind)
-                outcome = await self._attempt(running, upstream, attempt, other)
+                outcome = await self._attempt(sample, upstream, attempt, other)
         if adapter is not None and isinstance(outcome, Fault) and outcome.model_missing:
             outcome = self._adapters.lost(adapter, upstream, outcome)
         return upstream, outcome
 
-    async def _place(self, running: LiveSample, adapter: Adapter) -> Fault | None:
-        if self._adapters.ready(adapter):
-            return None
-        return await self._paused(running, f"{adapter.path} is being loaded", self._adapters.place(adapter))
-
     async def _attempt(
-        self, running: LiveSample, upstream: Upstream, attempt: int, protocol: UpstreamProtocol
+        self, sample: LiveSample, upstream: Upstream, attempt: int, protocol: UpstreamProtocol
     ) -> bytes | Fault:
-        """The encoded result, or why there is none."""
-        target = running.target
-        calls = vllm.plan_calls(running.spec, target.upstream_name, target.context_tokens, protocol)
+        """Ask this upstream, and return the encoded result, or the fault."""
+        target = sample.target
+        calls = vllm.plan_calls(sample.spec, target.upstream_name, target.context_tokens, protocol)
         decoded: list[vllm.Decoded] = []
-        # Those that an upstream has dropped come here all at once.
-        key_digest = running.holding.digest
+        # When an upstream drops its connections, all their samples come here at once.
+        key_digest = sample.holding.digest
         if not self._turns.try_take():
             await self._turns.wait(key_digest)
         for call in calls:
             self._counters.attempts += 1
             upstream.sent += 1
             url = upstream.samples_url(call.protocol)
-            headers = _headers(running, call, attempt)
+            headers = _headers(sample, call, attempt)
             body = await self._forwarder.post(upstream, url, call.body, headers, key_digest)
             if isinstance(body, Fault):
                 return body
             if not self._turns.try_take():
                 await self._turns.wait(key_digest)
             if len(body) <= _LARGE_BYTES:
-                reply = vllm.decode_reply(call, running.spec, body)
+                reply = vllm.decode_reply(call, sample.spec, body)
             else:
-                reply = await self._decoded(call, running.spec, body)
+                reply = await self._decode_large(call, sample.spec, body)
             if isinstance(reply, Fault):
                 return reply
             if reply.mixed:
-                self._weights.changed(running, upstream, reply.mixed)
+                self._note_mixed_weights(sample, upstream, reply.mixed)
             decoded.append(reply)
-        self._pool.completed(upstream)
-        return await self._encoded(running, decoded)
+        upstream.succeeded(self._clock.monotonic_s())
+        return await self._encode(sample, decoded)
 
-    async def _decoded(self, call: vllm.UpstreamCall, spec: SampleSpec, body: Body) -> vllm.Decoded | Fault:
-        """Of a large reply."""
+    def _note_mixed_weights(self, sample: LiveSample, upstream: Upstream, mixed: Sequence[tuple[str, ...]]) -> None:
+        """Count and log that an upstream's weights changed in the middle of a generation.
+
+        The tokens and logprobs are then those of two policies, which a client that trains on them should know; the
+        SDK's reply has no field for it. `mixed`: the weight versions of each sequence that has more than one.
+        """
+        self._counters.mixed_weights += len(mixed)
+        not_logged = self._weight_logs.allow(upstream.url, self._clock.monotonic_s())
+        if not_logged is not None:
+            fields = {"upstream": upstream.url, "request_id": sample.request_id, "versions": list(mixed[0])}
+            more = {"sequences": len(mixed), "samples_not_told": not_logged}
+            log.warning("the weights changed in the middle of a generation", extra={**fields, **more})
+
+    async def _decode_large(self, call: vllm.UpstreamCall, spec: SampleSpec, body: Body) -> vllm.Decoded | Fault:
+        """Decode a reply that would hold up the loop."""
         if len(body) > _LARGE_IN_PARTS_BYTES or not vllm.reads_in_parts(call, spec):
             return await self._aside(partial(vllm.decode_reply, call, spec, body))
         async with self._large:
-            # One of them in each turn of the loop.
+            # One such reply in each turn of the loop.
             await asyncio.sleep(0)
             return vllm.decode_reply(call, spec, body)
 
-    async def _encoded(self, running: LiveSample, decoded: Sequence[vllm.Decoded]) -> bytes | Fault:
-        result = vllm.combine(running.spec, decoded)
+    async def _encode(self, sample: LiveSample, decoded: Sequence[vllm.Decoded]) -> bytes | Fault:
+        result = vllm.combine(sample.spec, decoded)
         size_bytes = result.size_bytes
-        # A greedy sample has one sequence n times: a small reply can make a result of any size.
+        # A greedy sample repeats one sequence n times: a small reply can make a result of any size.
         if size_bytes > LARGEST_RESULT_BYTES:
             return too_large()
-        self._counters.tokens_sampled += sum([len(sequence.tokens) for sequence in result.sequences]) // 4
+        self._counters.tokens_sampled += result.num_tokens
         if size_bytes <= _LARGE_BYTES:
             return proto.encode_sample_response(result)
         return await self._aside(partial(proto.encode_sample_response, result))
 
     async def _aside(self, work: Callable[[], T]) -> T:
-        """`work`, which is pure, and of which there is so much that it is done out of the loop's way."""
+        """Run `work`, which is pure and long, in a thread."""
         async with self._large:
             worked = asyncio.ensure_future(asyncio.to_thread(work))
             try:
                 return await asyncio.shield(worked)
             finally:
                 if not worked.done():
-                    # Cancelled, and the thread goes on: the next must not run beside it.
+                    # Cancelled, but the thread goes on, and the next one must not run beside it.
                     await asyncio.wait([worked])
 
     def _judge(self, upstream: Upstream | None, fault: Fault, budget: retry.Budget) -> retry.Decision:
+        """Count the fault, report it to the pool, and decide what to do next."""
         # A sample that waits for its adapter, for example, has made no attempt.
         if upstream is not None:
             self._counters.failed_attempt(fault.kind)
@@ -197,44 +211,36 @@ class Executor:
             self._counters.reexecutions += 1
         return decision
 
-    async def _paused(self, running: LiveSample, reason: str, wait: Awaitable[T]) -> T:
-        """What `wait` comes to; meanwhile polls tell `reason`."""
-        running.paused_reason = reason
+    async def _paused(self, sample: LiveSample, reason: str, wait: Awaitable[T]) -> T:
+        """Await `wait` and return its result; meanwhile polls report `reason`, here and at other workers."""
+        sample.paused_reason = reason
         self.paused += 1
-        self._mark_paused(running, True)
+        self._store.mark_paused(sample.key, sample.claim, paused=True)
         try:
             result = await wait
         finally:
-            running.paused_reason = None
+            sample.paused_reason = None
             self.paused -= 1
-        self._mark_paused(running, False)
+        self._store.mark_paused(sample.key, sample.claim, paused=False)
         return result
 
 
-def _mark_nothing(running: LiveSample, paused: bool) -> None:
-    pass
-
-
-def _log_fault(running: LiveSample, upstream: Upstream | None, fault: Fault, attempt: int) -> None:
-    """Without the upstream's words: they may quote the prompt."""
+def _log_fault(sample: LiveSample, upstream: Upstream | None, fault: Fault, attempt: int) -> None:
+    """Log a failed attempt, without the upstream's words, which may quote the prompt."""
     if log.isEnabledFor(logging.DEBUG):
         asked = upstream.url if upstream is not None else None
-        fields = {"request_id": running.request_id, "attempt": attempt, "upstream": asked}
+        fields = {"request_id": sample.request_id, "attempt": attempt, "upstream": asked}
         log.debug("attempt failed" if asked else "nobody was asked", extra={**fields, "class": fault.kind.value})
 
 
-def _headers(running: LiveSample, call: vllm.UpstreamCall, attempt: int) -> dict[str, str]:
-    """What lets an operator find the request in the upstream's log, and a router pin the session."""
-    # The scores of the prompt are a request of their own, not a second execution of the sample.
+def _headers(sample: LiveSample, call: vllm.UpstreamCall, attempt: int) -> dict[str, str]:
+    """Return the headers that let an operator find the request in the upstream's log, and a router pin the session."""
+    # The scores of the prompt are a request of their own, not another execution of the sample.
     suffix = "" if call.sequences else "-scores"
     headers = {
-        "X-Request-Id": f"{running.request_id}{suffix}-a{attempt}",
-        "X-Session-ID": running.session.sampling_session_id,
+        "X-Request-Id": f"{sample.request_id}{suffix}-a{attempt}",
+        "X-Session-ID": sample.session.sampling_session_id,
     }
-    if running.trace is not None:
-        headers["traceparent"] = running.trace
+    if sample.trace is not None:
+        headers["traceparent"] = sample.trace
     return headers
-
-
-def _ending_of(decision: retry.Fail | retry.Orphan) -> Ending:
-    return Ending.failed(decision.failure) if isinstance(decision, retry.Fail) else Ending(State.ORPHANED)

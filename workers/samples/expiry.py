@@ -1,42 +1,121 @@
-"""Starting the clocks of what was delivered: many at a time, a moment later, and never lost to a store that is away.
+"""Results between their settling and their end in the store: which are not fetched yet, and when the others expire.
 
-A reply that was handed over starts the retrieved clock; an acknowledgement shortens what is left. Neither is worth a
-round trip of its own on the way to the client, and neither does harm when it comes a little late.
+A reply that was delivered starts the record's retrieved clock; an acknowledgement shortens what is left of it. Neither
+is worth a round trip of its own, and neither does harm if it comes a little late. So they are gathered, written many at
+a time a moment later, and never lost to a store that is away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from typing import TYPE_CHECKING, Final
 
 from shared.core.errors import StoreError, StoreRefused
+from shared.core.model import Value
+from shared.core.record import Claim
 from shared.log import Throttle
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Iterator
 
     from shared.clock import Clock
     from shared.config import Settings
     from shared.core.model import SampleKey
     from shared.counters import Counters
     from shared.store.contract import Store
-    from workers.samples.recent_results import UnfetchedResults
 
 log = logging.getLogger(__name__)
 
-# Long enough to gather a burst into one command, far below the clocks themselves (30 s and more).
-_GATHER_S: Final = 0.05
-_RETRY_S: Final = 1.0
+# 215 bytes each. Above this number the oldest are forgotten: if the store then loses its data, their clients wait until
+# the SDK's own timeout.
+REMEMBERED_MAX: Final = 65_536
+# When it was settled, and the claim, in one object of 80 bytes. As separate objects they would take 115 more, and what
+# other workers delivered stays for the whole undelivered time.
+_SETTLED: Final = struct.Struct("=dHI16s16s")
 _LOG_EVERY_S: Final = 30.0
 _BATCH: Final = 500
-# While the store is away, deliveries beyond this many keep the longer clock: memory stays bounded.
-_PENDING_MAX: Final = 100_000
+
+
+class UnfetchedResults:
+    """The ids, without results, of what this worker settled and nobody is known to have fetched.
+
+    They serve twice. When the store has lost its data, the results of these samples are gone: they are announced as
+    orphaned, so that their clients come, get their 410, and submit again. And shortly before their time is up, those
+    still unread are counted as results that nobody will ever fetch.
+
+    They are in the order of settling. Times are monotonic seconds.
+    """
+
+    def __init__(self, most: int = REMEMBERED_MAX) -> None:
+        self._most = most
+        self._settled: dict[SampleKey, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._settled)
+
+    def add(self, key: SampleKey, claim: Claim, now_s: float) -> None:
+        self._settled[key] = _SETTLED.pack(now_s, claim.attempt, claim.n, claim.digest, claim.owner.encode())
+        if len(self._settled) > self._most:
+            del self._settled[next(iter(self._settled))]
+
+    def take(self, key: SampleKey) -> float | None:
+        """Forget a sample that was fetched, and return when it was settled; None if it was settled elsewhere."""
+        settled = self._settled.pop(key, None)
+        if settled is None:
+            return None
+        at_s: float = _SETTLED.unpack(settled)[0]
+        return at_s
+
+    def claims(self) -> Iterator[tuple[SampleKey, Claim]]:
+        """Yield those that are remembered when the first one is asked for."""
+        for key, settled in list(self._settled.items()):
+            _, attempt, n, digest, owner = _SETTLED.unpack(settled)
+            yield key, Claim(owner.decode(), attempt, n, digest)
+
+    def keys(self) -> list[SampleKey]:
+        return list(self._settled)
+
+    def take_settled_before(self, then_s: float) -> list[SampleKey]:
+        """Forget the samples that were settled before `then_s`, and return them."""
+        due: list[SampleKey] = []
+        for key, settled in self._settled.items():
+            if _SETTLED.unpack(settled)[0] >= then_s:
+                break
+            due.append(key)
+        for key in due:
+            del self._settled[key]
+        return due
+
+
+class ExpiryPace(Value, frozen=True):
+    """When the clocks of deliveries are written; tests hand in other values.
+
+    `gather_s`: long enough to gather a burst into one command, far below the clocks themselves (30 s and more).
+    `retry_s`: the pause before a store that did not answer is asked again. `pending_max`: while the store is away, this
+    many deliveries are kept for it, to bound memory; others keep the longer clock.
+    """
+
+    gather_s: float = 0.05
+    retry_s: float = 1.0
+    pending_max: int = 100_000
+
+
+STANDARD_PACE: Final = ExpiryPace()
 
 
 class DeliveryExpiry:
+    """Start the clocks of results that were delivered or acknowledged."""
+
     def __init__(
-        self, store: Store, settings: Settings, counters: Counters, unfetched: UnfetchedResults, clock: Clock
+        self,
+        store: Store,
+        settings: Settings,
+        counters: Counters,
+        unfetched: UnfetchedResults,
+        clock: Clock,
+        pace: ExpiryPace = STANDARD_PACE,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -44,39 +123,43 @@ class DeliveryExpiry:
         self._retrieved_ttl_s = settings.retrieved_ttl_s
         self._acked_ttl_s = settings.acked_ttl_s
         self._counters = counters
+        self._pace = pace
         self._retrieved: list[SampleKey] = []
         self._acked: list[SampleKey] = []
         self._wanted = asyncio.Event()
-        self._damping = Throttle(_LOG_EVERY_S)
+        self._throttle = Throttle(_LOG_EVERY_S)
 
     def handed_over(self, key: SampleKey) -> None:
-        settled_s = self._unfetched.handed_over(key)
+        """Note that the last byte of a result went to its client."""
+        settled_s = self._unfetched.take(key)
         if settled_s is not None:
             self._counters.stages.delivery.add(self._clock.monotonic_s() - settled_s)
-        if len(self._retrieved) < _PENDING_MAX:
+        if len(self._retrieved) < self._pace.pending_max:
             self._retrieved.append(key)
         self._wanted.set()
 
     def acknowledged(self, keys: list[SampleKey]) -> None:
-        self._unfetched.fetched(keys)
-        if keys and len(self._acked) < _PENDING_MAX:
+        """Note that the client says that it has these results."""
+        for key in keys:
+            self._unfetched.take(key)
+        if keys and len(self._acked) < self._pace.pending_max:
             self._acked.extend(keys)
             self._wanted.set()
 
     async def run(self) -> None:
-        """Until cancelled; the worker owns this task."""
+        """Write what is pending until cancelled; the worker owns this task."""
         while True:
             await self._wanted.wait()
-            await asyncio.sleep(_GATHER_S)
+            await asyncio.sleep(self._pace.gather_s)
             self._wanted.clear()
             try:
                 await self.flush()
             except StoreError:
                 self._wanted.set()
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(self._pace.retry_s)
 
     async def flush(self) -> None:
-        """Write all that is pending. What could not be written stays. Raises `StoreError`."""
+        """Write everything that is pending. What could not be written stays. Raise `StoreError`."""
         while self._retrieved:
             batch = self._retrieved[:_BATCH]
             started = self._store.mark_retrieved(batch, ttl_s=self._retrieved_ttl_s)
@@ -89,11 +172,14 @@ class DeliveryExpiry:
             del self._acked[: len(batch)]
 
     async def _unless_refused(self, written: Awaitable[int]) -> int:
-        """What the store refuses keeps its longer clock: tried for ever, it would hold up all that comes after it."""
+        """Return how many clocks were written: none if the store refuses, so that what comes later is not held up.
+
+        The results that it refuses keep their longer clock.
+        """
         try:
             return await written
         except StoreRefused as error:
-            held_back = self._damping.allow("refused", self._clock.monotonic_s())
-            if held_back is not None:
-                log.error("store refuses to start clocks", extra={"error": str(error), "not_logged": held_back})
+            not_logged = self._throttle.allow("refused", self._clock.monotonic_s())
+            if not_logged is not None:
+                log.error("store refuses to start clocks", extra={"error": str(error), "not_logged": not_logged})
             return 0

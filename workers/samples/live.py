@@ -6,7 +6,6 @@ import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
-from shared.core import ids
 from shared.core.errors import Overloaded
 from shared.core.lifecycle import State
 from shared.core.model import Entity, Value
@@ -24,8 +23,20 @@ if TYPE_CHECKING:
     from workers.upstream.catalogue import Target
 
 
-# A duplicate does not outwait the store: well below the SDK's 60 s for a submission.
-_DUPLICATE_WAITS_S: Final = 10.0
+class Pace(Value, frozen=True):
+    """How long things wait for a store that does not answer; tests hand in shorter times.
+
+    `store_retry_first_s` and `store_retry_longest_s`: the pauses between attempts to reach it. The client has long been
+    told "try again". `duplicate_waits_s`: how long a duplicate submission waits for the first one to be entered; well
+    below the SDK's 60 s for a submission.
+    """
+
+    store_retry_first_s: float = 0.1
+    store_retry_longest_s: float = 2.0
+    duplicate_waits_s: float = 10.0
+
+
+STANDARD_PACE: Final = Pace()
 
 
 class Ending(Value, frozen=True):
@@ -43,76 +54,68 @@ class Phase(Enum):
     BEGINNING = "beginning"
     EXECUTING = "executing"
     SETTLING = "settling"
-    WAITING = "waiting"  # settling, and the store does not take it yet
+    WAITING = "waiting"  # settling, but the store does not take the ending yet
 
 
 class Executes(Protocol):
-    async def execute(self, running: LiveSample) -> Ending: ...
+    async def execute(self, sample: LiveSample) -> Ending: ...
 
 
 class LiveSample(Entity):
-    """A sample that this worker owns, or is about to.
+    """A sample that this worker owns, or is about to own.
 
-    `is_begun`: the store is known to hold it as ours; one that turns out to be another's is let go. `awaited`: made by
-    the first duplicate that wants to know who was first before that is known.
+    `request_id`: its name for the client and in the upstream's log. `is_begun`: the store is known to hold it as ours;
+    a sample that turns out to be another worker's is dropped. `awaited`: made by the first duplicate that arrives
+    before the store has said who was first. `stop`: the ending that somebody outside decided. `trace`: the client's
+    traceparent.
     """
 
     session: SamplingSession
     key: SampleKey
+    request_id: str
     spec: SampleSpec
     claim: Claim
     target: Target
     held_bytes: int
     holding: Holding
+    trace: str | None = None
     is_begun: bool = False
     awaited: asyncio.Future[Header | None] | None = None
     task: asyncio.Task[None] | None = None
     phase: Phase = Phase.BEGINNING
     stop: Ending | None = None
     paused_reason: str | None = None
-    trace: str | None = None  # traceparent of who asked for it
 
-    @property
-    def request_id(self) -> str:
-        """As the client knows it, and as it stands in the upstream's log."""
-        return ids.request_id(self.session, self.key.seq_id)
+    async def first_header(self, wait_s: float) -> Header:
+        """Return the header of whoever was first, as soon as the submission under way knows it.
 
-    async def known(self) -> Header:
-        """Who was first, as soon as the submission that is under way knows it. Raises `Overloaded`, `StoreError`."""
-        first = None if self.is_begun else await self._awaited()
-        return first or Header(State.PENDING, self.claim)
-
-    async def _awaited(self) -> Header | None:
+        Raise `Overloaded` if that takes longer than `wait_s`, and the `StoreError` that the submission met.
+        """
+        ours = Header(State.PENDING, self.claim)
+        if self.is_begun:
+            return ours
         if self.awaited is None:
             self.awaited = asyncio.get_running_loop().create_future()
-            self.awaited.add_done_callback(_mark_retrieved)
+            # Retrieve an exception, so that asyncio does not complain when every duplicate has gone away.
+            self.awaited.add_done_callback(lambda future: future.cancelled() or future.exception())
         try:
-            async with asyncio.timeout(_DUPLICATE_WAITS_S):
-                return await asyncio.shield(self.awaited)
+            async with asyncio.timeout(wait_s):
+                return await asyncio.shield(self.awaited) or ours
         except TimeoutError:
             text = "this sample is still being entered into the result store; send it again"
             raise Overloaded("store", text) from None
 
-    def was_first(self, first: Header | None) -> None:
-        """Tell the duplicates that wait for it; None: this one was."""
-        if self.awaited is not None:
-            self.awaited.set_result(first)
-
-    def not_known(self, error: StoreError) -> None:
-        """Tell the duplicates that wait for it that nobody will know."""
+    def begin_failed(self, error: StoreError) -> None:
+        """Raise `error` in the duplicates that wait for this sample: nobody will learn who was first."""
         if self.awaited is not None:
             self.awaited.set_exception(error)
-            # What they raise holds frames that hold this: a circle, with the prompt in it.
+            # The traceback that they raise holds frames that hold this sample: a cycle, with the prompt in it.
             self.awaited = None
 
-    def ending(self) -> Ending | None:
-        """What somebody outside has decided it ends with."""
-        return self.stop
-
     def end_early(self, ending: Ending) -> bool:
-        """End it with `ending` unless it has already ended otherwise; False then.
+        """End the sample with `ending`, unless it has already ended otherwise; return whether it does.
 
-        A result that waits for the store may still get there first. So it is not given up for a drain.
+        A result that waits for the store may still be written first. That is why a drain does not replace it.
         """
         decided = self.decide(ending)
         if decided:
@@ -120,7 +123,7 @@ class LiveSample(Entity):
         return decided
 
     def decide(self, ending: Ending) -> bool:
-        """As `end_early`, but what executes goes on until it is interrupted. Costs next to nothing."""
+        """Do the cheap part of `end_early`: the execution goes on until `interrupt`."""
         if self.stop is not None or self.phase is Phase.SETTLING:
             return False
         if self.phase is Phase.WAITING and ending.state is State.ORPHANED:
@@ -129,19 +132,13 @@ class LiveSample(Entity):
         return True
 
     def interrupt(self) -> None:
-        # Before it executes there is nothing to interrupt: `_execute` looks at `stop` first.
+        # Before it executes there is nothing to interrupt: `Dispatcher._execute` looks at `stop` first.
         if self.phase is Phase.EXECUTING and self.task is not None:
             self.task.cancel()
 
 
-def _mark_retrieved(future: asyncio.Future[Header | None]) -> None:
-    """Keep asyncio from complaining about an exception when the duplicates that wait for it have gone away."""
-    if not future.cancelled():
-        future.exception()
-
-
-def end_all(runnings: Iterable[LiveSample], state: State) -> int:
-    """Decide it for all of them now, and interrupt them in slices. Returns how many end for that."""
-    ended = [running for running in runnings if running.decide(Ending(state))]
+def end_all(samples: Iterable[LiveSample], state: State) -> int:
+    """Decide now that these samples end with `state`, interrupt them in slices, and return how many end this way."""
+    ended = [sample for sample in samples if sample.decide(Ending(state))]
     in_slices(LiveSample.interrupt, ended)
     return len(ended)

@@ -14,7 +14,7 @@ _SEQ: Final = re.compile(r"[0-9]{1,19}")
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The client does not want this sample of yours any more."""
+    """The client no longer wants this sample of yours."""
 
     key: SampleKey
 
@@ -33,7 +33,7 @@ class Upstreams:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The store has lost what it kept: tell it again what you know, if it has forgotten you as well."""
+    """The store has lost its data: enter again what you know, if it has forgotten you as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class There:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """That worker runs nothing any more."""
+    """That worker no longer runs anything."""
 
     owner: str
 
@@ -63,7 +63,7 @@ def lost_message() -> bytes:
 
 
 def parse(message: bytes) -> Cancel | Finish | Lost | Upstreams | There | Gone | None:
-    """None for what another version may have sent."""
+    """Return the message, or None if it is none of ours: another version may have sent it."""
     if message == PUBLISHED:
         return Upstreams()
     try:

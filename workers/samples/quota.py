@@ -1,9 +1,7 @@
-"""What one worker holds for its callers, and whether it takes more: samples, and requests that are passed on.
+"""What one worker holds in flight, in total and by API key: samples, and requests that are passed on.
 
-What is admitted is decided in `shared/core/admission.py`; here are the figures that it compares.
-
-What each API key holds of this worker: the figures that admission compares with the key's limits and share, and
-those that operators see.
+Whether one more is admitted is decided in `shared/core/admission.py`. This module keeps the figures that are compared
+there with a worker's limits, a key's limits and a key's share, and the figures that operators see.
 """
 
 from __future__ import annotations
@@ -24,8 +22,11 @@ if TYPE_CHECKING:
     from shared.config import Settings
     from shared.core.callers import Caller
     from shared.counters import Counters
+    from workers.samples.live import LiveSample
 
 
+# After the store refused a write for lack of memory, new samples are refused this long before Redis is asked again.
+_FULL_FOR_S: Final = 1.0
 _REJECTIONS: Final = {
     "in_flight": "rejected_in_flight",
     "bytes": "rejected_bytes",
@@ -36,53 +37,62 @@ _REJECTIONS: Final = {
 
 
 class Quota:
-    """`draining`: nothing more is taken."""
+    """Count what this worker holds, and refuse what is too much.
 
-    def __init__(self, key_usage: KeyUsage, counters: Counters, settings: Settings) -> None:
-        self._key_usage = key_usage
+    While `draining`, everything new is refused. Until `store_full_until_s`, samples are refused.
+    """
+
+    def __init__(self, counters: Counters, settings: Settings) -> None:
         self._counters = counters
+        self.key_usage = KeyUsage(settings.workers)
         self.reconfigure(settings)
         self._held = 0
         self.in_flight_bytes = 0
         self.passed_in_flight = 0
         self.draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.store_full_until_s = 0.0
+        self.idle = asyncio.Event()
+        self.idle.set()
 
     def reconfigure(self, settings: Settings) -> None:
         self._limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
+        self.key_usage.shared = len(settings.api_keys or ()) > 1
 
     def take(
         self, caller: Caller, held_bytes: int, *, store_full: bool = False, store_refilling: bool = False
     ) -> Holding:
-        """Quota for one more; give what is returned back with `release`. Raises `Overloaded`."""
+        """Count one more, and return what has to be given back with `release`. Raise `Overloaded` if it is too much.
+
+        `store_full`, `store_refilling`: for a sample, which needs the store.
+        """
         load = Load(self._held, self.in_flight_bytes, store_full, self.draining, store_refilling)
-        rejection = admit(load, self._limits, held_bytes, self._key_usage.tenancy(caller))
+        rejection = admit(load, self._limits, held_bytes, self.key_usage.tenancy(caller))
         if rejection is not None:
-            self.count_rejection(rejection.reason, self._key_usage.tally(caller))
+            self.count_rejection(rejection.reason, self.key_usage.tally(caller))
             raise Overloaded(rejection.reason, rejection.message)
         self._held += 1
         self.in_flight_bytes += held_bytes
-        self._idle.clear()
-        return self._key_usage.take(caller, held_bytes)
+        self.idle.clear()
+        return self.key_usage.take(caller, held_bytes)
 
-    def grow(self, holding: Holding, more_bytes: int) -> None:
-        """What was taken has become larger, or smaller."""
-        holding.in_flight_bytes += more_bytes
+    def grow(self, sample: LiveSample, more_bytes: int) -> None:
+        """Count `more_bytes` (or fewer, if negative) for a sample that was taken."""
+        sample.held_bytes += more_bytes
+        sample.holding.in_flight_bytes += more_bytes
         self.in_flight_bytes += more_bytes
 
     def release(self, holding: Holding, held_bytes: int) -> None:
-        self._key_usage.release(holding, held_bytes)
+        self.key_usage.release(holding, held_bytes)
         self._held -= 1
         self.in_flight_bytes -= held_bytes
         if not self._held:
-            self._idle.set()
+            self.idle.set()
 
     @contextmanager
     def beside(self, caller: Caller, held_bytes: int) -> Iterator[None]:
-        """Quota for a request that is passed on: it counts like a sample, and leaves nothing in the store.
+        """Count a request that is passed on, while it lasts. Raise `Overloaded` if it is too much.
 
-        Raises `Overloaded`.
+        It counts like a sample, but leaves nothing in the store.
         """
         holding = self.take(caller, held_bytes)
         self.passed_in_flight += 1
@@ -92,18 +102,19 @@ class Quota:
             self.passed_in_flight -= 1
             self.release(holding, held_bytes)
 
+    def note_store_full(self, now_s: float) -> None:
+        """Refuse samples for a moment: the store has no memory left."""
+        self.store_full_until_s = now_s + _FULL_FOR_S
+
     def count_rejection(self, reason: str, tally: Tally) -> None:
         tally.rejected += 1
         name = _REJECTIONS.get(reason, "rejected_store")
         setattr(self._counters, name, getattr(self._counters, name) + 1)
 
-    async def wait_idle(self) -> None:
-        await self._idle.wait()
-
 
 @dataclass(eq=False, slots=True)
 class Tally:
-    """What the callers of one name have asked for: samples that were begun, and requests that were refused."""
+    """Count the samples begun and the requests refused for one key name."""
 
     name: str = ""
     samples: int = 0
@@ -112,7 +123,7 @@ class Tally:
 
 @dataclass(eq=False, slots=True)
 class Holding:
-    """The samples in flight of one key, by its `Caller.digest`."""
+    """Count what one key, given by its `Caller.digest`, has in flight."""
 
     digest: bytes
     tally: Tally = field(default_factory=Tally)
@@ -121,13 +132,14 @@ class Holding:
 
 
 class KeyUsage:
-    """`workers`: among how many a key's limits are divided. `shared`: whether several keys are configured."""
+    """Count by key. A key's limits are divided among `workers`; `shared` is true if several keys are configured."""
 
-    def __init__(self, workers: int, *, shared: bool) -> None:
+    def __init__(self, workers: int, *, shared: bool = False) -> None:
         self.workers = workers
         self.shared = shared
+        # Only keys that hold something: their number decides what a share is.
         self._holdings: dict[bytes, Holding] = {}
-        # By the operator's names, of which there are as many as the file of keys ever held.
+        # By the operator's names; there are as many as the keys file has ever held.
         self._tallies: dict[str, Tally] = {}
 
     def tenancy(self, caller: Caller) -> Tenancy:
@@ -144,7 +156,7 @@ class KeyUsage:
         )
 
     def take(self, caller: Caller, size_bytes: int) -> Holding:
-        """One more sample of this caller; give what is returned to `release`."""
+        """Count one more for this caller, and return what has to be given back with `release`."""
         holding = self._holdings.get(caller.digest)
         if holding is None:
             holding = self._holdings[caller.digest] = Holding(caller.digest, self.tally(caller))
@@ -152,23 +164,22 @@ class KeyUsage:
         holding.in_flight_bytes += size_bytes
         return holding
 
-    def tally(self, caller: Caller) -> Tally:
-        return self._tallies.get(caller.name) or self._tallies.setdefault(caller.name, Tally(caller.name))
-
-    def statuses(self, names: Iterable[str]) -> tuple[KeyStatus, ...]:
-        """Of those of `names` that have asked for anything."""
-        return tuple(self._status(tally) for name in names if (tally := self._tallies.get(name)) is not None)
-
-    def _status(self, tally: Tally) -> KeyStatus:
-        # More than one for a while when the name has got another key.
-        held = [holding for holding in self._holdings.values() if holding.tally is tally]
-        in_flight = sum(holding.in_flight for holding in held)
-        in_flight_bytes = sum(holding.in_flight_bytes for holding in held)
-        return KeyStatus(tally.name, in_flight, in_flight_bytes, tally.samples, tally.rejected)
-
     def release(self, holding: Holding, size_bytes: int) -> None:
         holding.in_flight -= 1
         holding.in_flight_bytes -= size_bytes
         if not holding.in_flight:
-            # Only keys that hold something are here: their number is what shares are counted by.
             del self._holdings[holding.digest]
+
+    def tally(self, caller: Caller) -> Tally:
+        return self._tallies.get(caller.name) or self._tallies.setdefault(caller.name, Tally(caller.name))
+
+    def statuses(self, names: Iterable[str]) -> tuple[KeyStatus, ...]:
+        """Return the status of each of `names` that has asked for anything."""
+        return tuple(self._status(tally) for name in names if (tally := self._tallies.get(name)) is not None)
+
+    def _status(self, tally: Tally) -> KeyStatus:
+        # A name has more than one holding for a while after it was given another key.
+        held = [holding for holding in self._holdings.values() if holding.tally is tally]
+        in_flight = sum(holding.in_flight for holding in held)
+        in_flight_bytes = sum(holding.in_flight_bytes for holding in held)
+        return KeyStatus(tally.name, in_flight, in_flight_bytes, tally.samples, tally.rejected)

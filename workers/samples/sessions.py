@@ -1,8 +1,8 @@
 """Sampling sessions as this worker knows them: rebuilt from their ids, kept alive by what their clients do.
 
-Nothing here is the truth. A sampling session is what its id says (`shared/core/ids.py`); whether its client session is
-alive is in the store, and is cached here between two visits of the housekeeping (`workers/duties/duties.py`), which
-writes down the signs of life that were noted in between.
+Nothing here is the truth. A sampling session is what its id says (`shared/core/ids.py`). Whether its client session is
+alive is recorded in the store, and cached here between two turns of the housekeeping (`workers/duties/duties.py`),
+which writes the signs of life that were noted in between.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Parsing costs 10 us; the cache holds more sampling sessions than a worker sees in an hour, at 1 KB each.
 _PARSED_MAX: Final = 20_000
-# A session nobody has used for this long is looked up again; bounds the cache in time.
+# A session that nobody has used for this long is looked up again, which bounds the cache.
 _FORGET_AFTER_S: Final = 600.0
 
 
@@ -35,15 +35,17 @@ class _Known:
     used_s: float
     looked_up: bool = False
     finished: bool = False
-    seen_ms: int = 0
 
 
 class Sessions:
-    def __init__(self, store: Store, clock: Clock) -> None:
+    """The sampling sessions and client sessions that this worker has seen."""
+
+    def __init__(self, store: Store, clock: Clock, parsed_max: int = _PARSED_MAX) -> None:
         self._store = store
+        self._parsed_max = parsed_max
         self._clock = clock
         self._parsed: OrderedDict[tuple[str, bytes], SamplingSession] = OrderedDict()
-        # The longest unused first, so that forgetting looks at no other.
+        # Those unused for longest come first, so that forgetting looks at no others.
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._noted: dict[str, None] = {}
 
@@ -51,7 +53,7 @@ class Sessions:
         return len(self._known)
 
     def find(self, sampling_session_id: str, caller: Caller) -> SamplingSession | None:
-        """The sampling session that the id describes, if it is the caller's."""
+        """Return the sampling session that the id describes, or None if it is not the caller's."""
         cache_key = (sampling_session_id, caller.secret)
         session = self._parsed.get(cache_key)
         if session is not None:
@@ -59,27 +61,27 @@ class Sessions:
         session = ids.parse_sampling_session(sampling_session_id, caller.secret)
         if session is not None:
             self._parsed[cache_key] = session
-            if len(self._parsed) > _PARSED_MAX:
+            if len(self._parsed) > self._parsed_max:
                 self._parsed.popitem(last=False)
         return session
 
     def get(self, sampling_session_id: str, caller: Caller) -> SamplingSession:
-        """Raises `NotFound`; what is not the caller's does not exist."""
+        """Return the sampling session of that id. Raise `NotFound` if it is not the caller's."""
         session = self.find(sampling_session_id, caller)
         if session is None:
             raise NotFound("there is no such sampling session")
         return session
 
     async def open(self, session_id: str, caller: Caller, timeout_s: float) -> None:
-        """Begin a session of the caller's, within the number that its key may have at a time, on all hosts together.
+        """Begin a session of the caller, if its key may have one more at a time, counted over all hosts.
 
-        Those that were finished, or gave no sign of life for `timeout_s`, do not count. Raises `Overloaded`,
+        Sessions that were finished, or gave no sign of life for `timeout_s`, do not count. Raise `Overloaded`,
         `StoreError`.
         """
         await self.require_alive(session_id)
         if caller.limits.max_sessions is None:
             return
-        # Entered before it is counted: of two that race for the last place none gets in unseen.
+        # Entered before it is counted, so that two that race for the last place see each other.
         tag = ids.owner_tag(caller.secret)
         await self._store.enter_session(tag, session_id)
         others = await self._living_others(tag, session_id, timeout_s)
@@ -88,9 +90,9 @@ class Sessions:
             raise Overloaded(rejection.reason, rejection.message)
 
     async def require_quota(self, caller: Caller, timeout_s: float) -> None:
-        """Whether the caller may open a session that another server is about to make. Raises as `open`.
+        """Check that the caller may open a session that another server is about to make. Raise as `open` does.
 
-        Of several that race for the last place all get in: what that server has made cannot be taken back.
+        If several race for the last place, all get in: what that server has made cannot be taken back.
         """
         if caller.limits.max_sessions is not None:
             others = await self._living_others(ids.owner_tag(caller.secret), "", timeout_s)
@@ -98,7 +100,7 @@ class Sessions:
                 raise Overloaded(rejection.reason, rejection.message)
 
     async def enter(self, session_id: str, caller: Caller) -> None:
-        """Begin a session that another server has made. Raises `StoreError` where it could not be written down."""
+        """Begin a session that another server has made. Raise `StoreError` if it could not be recorded."""
         self.note(session_id)
         await self.touch(session_id)
         if caller.limits.max_sessions is not None:
@@ -119,7 +121,7 @@ class Sessions:
     async def require_alive(self, session_id: str) -> None:
         """Note a sign of life of a session that is about to submit.
 
-        Raises `SessionFinished`, or `StoreError` when this worker sees the session for the first time and the store
+        Raise `SessionFinished`; raise `StoreError` if this worker sees the session for the first time and the store
         does not answer.
         """
         known = self.note(session_id)
@@ -129,7 +131,7 @@ class Sessions:
             raise SessionFinished("this session was finished")
 
     def note(self, session_id: str) -> _Known:
-        """A sign of life that needs no answer: a poll."""
+        """Note a sign of life that needs no answer, such as a poll."""
         known = self._known.get(session_id) or self._of(session_id)
         known.used_s = self._clock.monotonic_s()
         self._known.move_to_end(session_id)
@@ -137,26 +139,21 @@ class Sessions:
         return known
 
     async def touch(self, session_id: str) -> bool:
-        """Write a sign of life to the store now; True while the session is not finished. Raises `StoreError`."""
+        """Write a sign of life to the store now; return whether the session is unfinished. Raise `StoreError`."""
         self.learn(session_id, await self._store.touch_session(session_id, self._clock.wall_ms()))
         return not self._of(session_id).finished
 
     def learn(self, session_id: str, info: SessionInfo) -> None:
-        """Take over what the store says; finished is for good."""
+        """Record what the store says about a session. Finished is final."""
         known = self._of(session_id)
         known.looked_up = True
         known.finished = known.finished or info.state is SessionState.FINISHED
-        known.seen_ms = max(known.seen_ms, info.seen_ms)
 
     def mark_finished(self, session_id: str) -> None:
         self._of(session_id).finished = True
 
-    def seen_ms(self, session_id: str) -> int:
-        known = self._known.get(session_id)
-        return known.seen_ms if known is not None else 0
-
     def take_noted(self) -> list[str]:
-        """The sessions with a sign of life since the last call; forgets those that are long unused."""
+        """Return the sessions with a sign of life since the last call, and forget those long unused."""
         noted, self._noted = list(self._noted), {}
         unused_since_s = self._clock.monotonic_s() - _FORGET_AFTER_S
         while self._known and next(iter(self._known.values())).used_s < unused_since_s:
@@ -164,7 +161,7 @@ class Sessions:
         return noted
 
     def return_noted(self, session_ids: Sequence[str]) -> None:
-        """Their signs of life could not be written: keep them for the next time."""
+        """Keep signs of life that could not be written for the next time."""
         for session_id in session_ids:
             self.note(session_id)
 

@@ -1,8 +1,9 @@
-"""A span for each sample, and one for each request that it takes upstream, for OpenTelemetry.
+"""OpenTelemetry spans: one for each sample, and one for each request that it sends upstream.
 
-Imported with --otel-endpoint only: the libraries are those of the extra `otel`, and a sample without spans costs
-nothing. A sample's span is a child of the client's, whose `traceparent` came with the submission; the upstream gets
-that of the request's span. Attributes name and count, they never hold a prompt, a token or a key.
+This module is imported only with --otel-endpoint: its libraries are those of the extra `otel`, and a sample without
+spans costs nothing. A sample's span is a child of the client's, whose `traceparent` came with the submission; the
+upstream gets the traceparent of the request's span. Attributes name and count; they never hold a prompt, a token or a
+key.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
 
 _NAME: Final = "tinker-sampling-gateway"
 _CONTEXT: Final = TraceContextTextMapPropagator()
-# Spans that are not sent by then end with the worker: a collector that is away holds up no stop.
+# Spans that are not sent by then are lost, so that a collector that is down does not delay the worker's end.
 _FLUSH_S: Final = 3.0
 _BAD: Final = (State.FAILED, State.ORPHANED)
 
 
 class Tracing:
-    """`provider` makes the spans of one worker. Sampling is OpenTelemetry's own: OTEL_TRACES_SAMPLER."""
+    """Make the spans of one worker. Which samples get one is OpenTelemetry's own setting: OTEL_TRACES_SAMPLER."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -49,18 +50,18 @@ class Tracing:
         return _TracedExecutor(inner, self)
 
     def forwarder(self, inner: Forwarder) -> Forwarder:
-        # It passes on all that it does not trace.
+        # It passes on every method that it does not trace.
         return cast("Forwarder", _TracedForwarder(inner, self))
 
     @contextmanager
     def span(self, name: str, kind: SpanKind, parent: str | None, attributes: Mapping[str, Any]) -> Iterator[Any]:
-        """`parent`: a traceparent from outside; without one, the span that is under way in this task."""
+        """Open a span below `parent`, a traceparent from outside, or else below the current span of this task."""
         context = _CONTEXT.extract({"traceparent": parent}) if parent is not None else None
         with self._tracer.start_as_current_span(name, context, kind, dict(attributes)) as span:
             yield span
 
     def traceparent(self) -> str | None:
-        """Of the span that is under way in this task."""
+        """Return the traceparent of the current span of this task."""
         carrier: dict[str, str] = {}
         _CONTEXT.inject(carrier)
         return carrier.get("traceparent")
@@ -75,13 +76,13 @@ class _TracedExecutor:
         self._inner = inner
         self._tracing = tracing
 
-    async def execute(self, running: LiveSample) -> Ending:
-        with self._tracing.span("sample", SpanKind.SERVER, running.trace, _attributes(running)) as span:
-            running.trace = self._tracing.traceparent()
+    async def execute(self, sample: LiveSample) -> Ending:
+        with self._tracing.span("sample", SpanKind.SERVER, sample.trace, _attributes(sample)) as span:
+            sample.trace = self._tracing.traceparent()
             try:
-                ending = await self._inner.execute(running)
+                ending = await self._inner.execute(sample)
             except asyncio.CancelledError:
-                stop = running.ending()
+                stop = sample.stop
                 span.set_attribute("gateway.outcome", stop.state.name.lower() if stop is not None else "given_up")
                 raise
             span.set_attribute("gateway.outcome", ending.state.name.lower())
@@ -112,17 +113,17 @@ class _TracedForwarder:
         return getattr(self._inner, name)
 
 
-def _attributes(running: LiveSample) -> dict[str, Any]:
+def _attributes(sample: LiveSample) -> dict[str, Any]:
     return {
-        "gateway.request_id": running.request_id,
-        "gen_ai.request.model": running.target.upstream_name,
-        "gen_ai.request.choice.count": running.spec.num_samples,
-        "gateway.prompt_bytes": len(running.spec.prompt),
+        "gateway.request_id": sample.request_id,
+        "gen_ai.request.model": sample.target.upstream_name,
+        "gen_ai.request.choice.count": sample.spec.num_samples,
+        "gateway.prompt_bytes": len(sample.spec.prompt),
     }
 
 
 def open_tracing(endpoint: str, slot: int) -> Tracing:
-    """To a collector at `endpoint`, by OTLP over HTTP."""
+    """Make spans that go to the collector at `endpoint`, by OTLP over HTTP."""
     provider = TracerProvider(resource=Resource.create({"service.name": _NAME, "gateway.slot": slot}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint.rstrip("/") + "/v1/traces")))
     return Tracing(provider)

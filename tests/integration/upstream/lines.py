@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shared.clock import ManualClock, SystemClock
 from shared.config import Settings
-from shared.core import retry
+from shared.core import ids, retry
 from shared.core.faults import Fault
 from shared.core.record import Claim
 from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
@@ -78,11 +78,13 @@ class Line:
             wait_s=60.0,
         )
         executor = Executor(
-            self.pool, adapters, self.forwarder, self.counters, self.clock, retry.Policy(), random.random
+            self.pool, adapters, self.forwarder, store, self.counters, self.clock, retry.Policy(), random.random
         )
         wanted = spec()
         claim = Claim(OWNER, 1, 1, wanted.digest)
-        running = LiveSample(session(), session().key(seq_id), wanted, claim, TARGET, 0, Holding(b""))
+        running = LiveSample(
+            session(), session().key(seq_id), ids.request_id(session(), seq_id), wanted, claim, TARGET, 0, Holding(b"")
+        )
         return (await executor.execute(running)).state
 
     async def close(self) -> None:

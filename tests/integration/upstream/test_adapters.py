@@ -13,7 +13,7 @@ from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.simulator import Simulator
 from shared.clock import ManualClock, SystemClock
 from shared.config import Settings
-from shared.core import retry
+from shared.core import ids, retry
 from shared.core.errors import BadRequest, NotFound, Overloaded
 from shared.core.faults import Fault
 from shared.core.lifecycle import State
@@ -62,7 +62,14 @@ class Worker:
         loader = AdapterLoader(self.pool, forwarder, self.store, self.counters, self.owner, wait_s=60.0)
         self.adapters = Adapters(self.pool, loader, clock, wait_s=60.0)
         self.executor = Executor(
-            self.pool, self.adapters, forwarder, self.counters, clock, retry.Policy(), random.Random(7).random
+            self.pool,
+            self.adapters,
+            forwarder,
+            self.store,
+            self.counters,
+            clock,
+            retry.Policy(),
+            random.Random(7).random,
         )
         self.running: LiveSample | None = None
 
@@ -70,7 +77,9 @@ class Worker:
         wanted = spec()
         target = await self.adapters.target(MODEL)
         claim = Claim(self.owner, 1, 1, wanted.digest)
-        self.running = LiveSample(session(), session().key(seq_id), wanted, claim, target, 0, Holding(b""))
+        self.running = LiveSample(
+            session(), session().key(seq_id), ids.request_id(session(), seq_id), wanted, claim, target, 0, Holding(b"")
+        )
         return await self.executor.execute(self.running)
 
     async def close(self) -> None:

@@ -84,7 +84,7 @@ async def test_a_poll_that_is_not_answered_in_time_is_408_with_the_queues_state(
         408,
         {"type": "try_again", "request_id": promised, "queue_state": "active"},
     )
-    running = bench.dispatcher.running(KEY)
+    running = bench.dispatcher.samples.get(KEY)
     assert running is not None
     running.paused_reason = "upstream answered 503"
     answered = await bench.retrieve(promised)
@@ -97,7 +97,7 @@ async def test_a_poll_at_another_worker_is_told_that_no_upstream_takes_the_sampl
     """A15, D8"""
     other = await AppBench(bench.server, OTHER_OWNER, poll_timeout_s=0.01).open()
     promised = (await bench.asample()).json["request_id"]
-    running = bench.dispatcher.running(KEY)
+    running = bench.dispatcher.samples.get(KEY)
     assert running is not None
     for paused, state in ((True, "paused_capacity"), (False, "active")):
         bench.store.mark_paused(KEY, running.claim, paused=paused)
@@ -174,7 +174,7 @@ async def test_only_a_delivered_reply_starts_the_clock(bench: AppBench) -> None:
 @pytest.mark.parametrize("trace", [None, "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "nonsense"])
 async def test_a_sample_keeps_its_callers_trace_context(bench: AppBench, trace: str | None) -> None:
     await bench.asample(trace=trace)
-    running = bench.dispatcher.running(KEY)
+    running = bench.dispatcher.samples.get(KEY)
     assert running is not None
     assert running.trace == (trace if trace != "nonsense" else None)
 
@@ -286,12 +286,10 @@ async def test_a_store_that_was_emptied_is_noticed_by_the_first_poll_that_misses
     other = await AppBench(bench.server, OTHER_OWNER).open()
     promised = (await other.asample()).json["request_id"]
     bench.server.flush()
-    noticed = asyncio.Event()
-    bench.dispatcher.on_loss = noticed.set
     poll = asyncio.create_task(bench.retrieve(promised))
     async with asyncio.timeout(DEADLINE_S):
-        await noticed.wait()
-    running = other.dispatcher.running(KEY)
+        await bench.losses.wait()
+    running = other.dispatcher.samples.get(KEY)
     assert running is not None
     await other.store.begin(KEY, running.claim)
     await bench.renew_lease()
@@ -307,7 +305,7 @@ async def test_a_worker_that_is_started_while_others_refill_waits_for_them(
     monkeypatch.setattr(results, "_STORE_RETRY_S", 0.001)
     bench.server.wipe()
     young = await AppBench(bench.server, OTHER_OWNER).open()
-    assert not young.dispatcher.refilling
+    assert not young.dispatcher.is_refilling(young.clock.monotonic_s())
     poll = asyncio.create_task(young.retrieve(request_id(5)))
     await asked_again(young)
     assert not poll.done()
@@ -343,7 +341,7 @@ async def test_a_poll_that_waited_on_this_worker_finds_the_real_owner(bench: App
     await bench.sessions.require_alive(SESSION_ID)
     bench.store.gate = asyncio.Event()
     submission = asyncio.create_task(bench.asample())
-    await until(lambda: bench.dispatcher.running(KEY) is not None)
+    await until(lambda: KEY in bench.dispatcher.samples)
     poll = asyncio.create_task(bench.retrieve(request_id()))
     await asleep(bench)
     bench.store.gate.set()

@@ -14,7 +14,8 @@ from shared.core.upstream_list import PUBLISHED, UpstreamList
 from tests.housekeeping_bench import Bench
 from tests.waiting import until
 from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, SESSION_ID, session
-from workers.duties import duties as module
+from workers.duties.duties import Housekeeping
+from workers.duties.lease import DutyPace
 from workers.samples.messages import cancel_message, finish_message
 
 KEY = session().key(1)
@@ -32,7 +33,7 @@ async def bench() -> Bench:
 @pytest.mark.parametrize(("lease_s", "every_s"), [(30.0, 5.0), (15.0, 5.0), (3.0, 1.0)])
 async def test_a_lease_outlasts_a_renewal_that_fails(bench: Bench, lease_s: float, every_s: float) -> None:
     settings = msgspec.structs.replace(bench.settings, lease_s=lease_s)
-    made = module.Housekeeping(bench.housekeeping._parts, OWNER, settings)
+    made = Housekeeping(bench.housekeeping._parts, OWNER, settings)
     assert made._renew_every_s == every_s
 
 
@@ -222,9 +223,8 @@ async def test_models_of_new_upstreams_are_learned_at_once(bench: Bench) -> None
 # -- the duties themselves -----------------------------------------------------------------------------------------
 
 
-async def test_a_duty_that_fails_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RETRY_EVERY_S", "PROBE_EVERY_S", "MODELS_EVERY_S"):
-        monkeypatch.setattr(module, name, 0.001)
+async def test_a_duty_that_fails_is_tried_again() -> None:
+    bench = Bench(duty_pace=DutyPace(retry_every_s=0.001, probe_every_s=0.001, models_every_s=0.001))
     bench.store.fail_before = AWAY
     tasks = [asyncio.create_task(duty()) for duty in bench.housekeeping.duties()]
     await until(lambda: bench.store.commands >= 3 and bench.pool.probes >= 3 and bench.pool.listings >= 1)
@@ -242,7 +242,7 @@ async def test_the_store_is_tended_at_once_when_it_is_back(bench: Bench) -> None
     task = asyncio.create_task(bench.housekeeping.duties()[0]())
     await until(lambda: OWNER in bench.server.leases)
     bench.server.wipe()
-    bench.housekeeping.hurry()
+    bench.housekeeping.lease.hurry.set()
     await until(lambda: OWNER in bench.server.leases)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

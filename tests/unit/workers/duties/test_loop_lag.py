@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from tests.waiting import until
-from workers.duties import loop_lag
-from workers.duties.loop_lag import LoopLag
+from workers.duties.duties import LoopLag
 
 
 async def measured(lag: LoopLag, looks: int) -> None:
@@ -18,18 +17,13 @@ async def measured(lag: LoopLag, looks: int) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_lag, "TICK_S", 0.0)
-
-
 def test_nothing_measured_is_no_lag() -> None:
     lag = LoopLag()
     assert lag.p99_ms() == lag.max_ms() == 0.0
 
 
 async def test_a_stall_shows_in_the_maximum_and_a_single_one_not_in_the_p99(monkeypatch: pytest.MonkeyPatch) -> None:
-    lag, loop = LoopLag(), asyncio.get_running_loop()
+    lag, loop = LoopLag(tick_s=0.0), asyncio.get_running_loop()
     now, stalls = [0.0], [0.0] * 100 + [0.25] + [0.0] * 100
 
     async def sleep(delay_s: float) -> None:
@@ -46,8 +40,8 @@ async def test_a_stall_shows_in_the_maximum_and_a_single_one_not_in_the_p99(monk
     assert lag.p99_ms() == pytest.approx(0.0)
 
 
-async def test_the_window_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    lag = LoopLag()
+async def test_the_window_is_bounded() -> None:
+    lag = LoopLag(tick_s=0.0)
     await measured(lag, 1)
     lag._late_ms.extend([1.0] * 5000)
     assert len(lag._late_ms) == 1200

@@ -17,21 +17,14 @@ from tests.worker_bench import (
     OWNER,
     REPLY_LOST,
     WorkerBench,
-    ask_the_store_again_soon,
     session,
     spec,
 )
-from workers.samples import live as running
-from workers.samples.live import Ending, Phase
+from workers.samples.live import Ending, Pace, Phase
 from workers.samples.waiters import Wake
 
 KEY = session().key(1)
 LONG_S = 3600.0
-
-
-@pytest.fixture(autouse=True)
-def store_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask_the_store_again_soon(monkeypatch)
 
 
 @pytest.fixture
@@ -48,7 +41,7 @@ async def test_a_sample_is_begun_executed_settled_and_announced(bench: WorkerBen
     assert bench.state(KEY) is State.PENDING
     assert bench.dispatcher.in_flight == 1
     bench.executor.finish(KEY)
-    record = await waiter.wait()
+    record = await waiter.woken
     assert isinstance(record, Record)
     assert bytes(record.payload) == b"result"
     assert bench.state(KEY) is State.READY
@@ -63,10 +56,10 @@ async def test_the_result_is_readable_before_anybody_is_told(bench: WorkerBench)
     bench.store.gate = asyncio.Event()
     bench.executor.finish(KEY)
     await until(lambda: bench.store.commands == 2)
-    assert not waiter._future.done()
+    assert not waiter.woken.done()
     assert bench.store.announced == []
     bench.store.gate.set()
-    await waiter.wait()
+    await waiter.woken
     assert bench.state(KEY) is State.READY
 
 
@@ -152,12 +145,12 @@ async def test_polls_that_relied_on_this_worker_look_for_themselves_when_it_was_
     await WorkerBench(bench.server, OTHER_OWNER).submit()
     bench.store.gate = asyncio.Event()
     submission = asyncio.create_task(bench.submit())
-    await until(lambda: bench.dispatcher.running(KEY) is not None)
+    await until(lambda: KEY in bench.dispatcher.samples)
     waiter = bench.waiters.sample_waiter(KEY, LONG_S)
     bench.store.gate.set()
     await submission
-    assert await waiter.wait() is Wake.LOOK
-    assert bench.dispatcher.running(KEY) is None
+    assert await waiter.woken is Wake.LOOK
+    assert KEY not in bench.dispatcher.samples
 
 
 @pytest.mark.parametrize("first", ["ours", "another's", "not known"])
@@ -181,8 +174,8 @@ async def test_duplicates_that_come_while_it_begins_learn_what_it_learns(bench: 
     await bench.dispatcher.close()
 
 
-async def test_a_duplicate_does_not_outwait_the_store(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_DUPLICATE_WAITS_S", 0.001)
+async def test_a_duplicate_does_not_outwait_the_store() -> None:
+    bench = WorkerBench(pace=Pace(duplicate_waits_s=0.001))
     bench.store.gate = asyncio.Event()
     first = asyncio.create_task(bench.submit())
     await until(lambda: bench.dispatcher.in_flight == 1)
@@ -266,7 +259,7 @@ async def test_a_large_session_ends_slice_by_slice(bench: WorkerBench) -> None:
     for seq_id in range(1, many + 1):
         await bench.submit(seq_id)
     await until(lambda: len(bench.executor.started) == many)
-    tasks = [running.task for running in bench.dispatcher.all_running()]
+    tasks = [sample.task for sample in bench.dispatcher.samples.values()]
     assert bench.dispatcher.end_session(session().session_id) == many
     assert sum(task is not None and task.cancelling() for task in tasks) == SLICE
     await bench.dispatcher.wait_idle()
@@ -275,7 +268,7 @@ async def test_a_large_session_ends_slice_by_slice(bench: WorkerBench) -> None:
 
 async def test_a_sample_that_completes_before_it_is_interrupted_keeps_its_result(bench: WorkerBench) -> None:
     await bench.started()
-    running = bench.dispatcher.running(KEY)
+    running = bench.dispatcher.samples.get(KEY)
     assert running is not None
     assert running.decide(Ending(State.STALE))
     bench.executor.finish(KEY)

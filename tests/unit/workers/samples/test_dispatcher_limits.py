@@ -11,15 +11,10 @@ from shared.config import Settings
 from shared.core.errors import Overloaded, StoreError
 from shared.core.lifecycle import State
 from tests.waiting import DEADLINE_S, until
-from tests.worker_bench import AWAY, DONE, OWNER, REPLY_LOST, WorkerBench, ask_the_store_again_soon, session, spec
+from tests.worker_bench import AWAY, DONE, OWNER, REPLY_LOST, WorkerBench, session, spec
 from workers.samples.live import Ending
 
 KEY = session().key(1)
-
-
-@pytest.fixture(autouse=True)
-def store_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask_the_store_again_soon(monkeypatch)
 
 
 @pytest.fixture
@@ -61,7 +56,7 @@ async def test_bytes_in_flight_are_limited_and_a_reload_may_change_that() -> Non
         await bench.submit(2)
     assert caught.value.reason == "bytes"
     assert bench.counters.rejected_bytes == 1
-    bench.dispatcher.reconfigure(Settings())
+    bench.dispatcher.quota.reconfigure(Settings())
     await bench.started(2)
     await bench.dispatcher.close()
     assert bench.holds_nothing()
@@ -69,12 +64,12 @@ async def test_bytes_in_flight_are_limited_and_a_reload_may_change_that() -> Non
 
 async def test_prompts_and_unwritten_results_are_accounted_for(bench: WorkerBench) -> None:
     await bench.submit(1, spec(range(1000)))
-    held = bench.dispatcher.in_flight_bytes
+    held = bench.dispatcher.quota.in_flight_bytes
     assert held >= len(spec(range(1000)).prompt)
     await until(lambda: bench.executor.started)
     bench.store.fail_before = AWAY
     bench.executor.finish(KEY, Ending(State.READY, bytes(5000)))
-    await until(lambda: bench.dispatcher.in_flight_bytes == held + 5000)
+    await until(lambda: bench.dispatcher.quota.in_flight_bytes == held + 5000)
     bench.store.fail_before = None
     await bench.dispatcher.wait_idle()
     assert bench.holds_nothing()

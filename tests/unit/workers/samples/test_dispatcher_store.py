@@ -14,7 +14,7 @@ from shared.core.record import Record
 from shared.store.recovery import REFILL_S
 from tests.garbage import garbage
 from tests.waiting import until
-from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, REPLY_LOST, WorkerBench, ask_the_store_again_soon, session
+from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, REPLY_LOST, WorkerBench, session
 from workers.samples.live import Ending, LiveSample, Phase
 from workers.samples.waiters import Wake
 
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 KEY = session().key(1)
 LONG_S = 3600.0
-
-
-@pytest.fixture(autouse=True)
-def store_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask_the_store_again_soon(monkeypatch)
 
 
 @pytest.fixture
@@ -75,7 +70,7 @@ async def test_a_begin_that_was_never_sent_leaves_nothing_behind(bench: WorkerBe
     with pytest.raises(StoreUnavailable):
         await bench.submit()
     assert bench.holds_nothing()
-    assert await waiter.wait() is Wake.LOOK
+    assert await waiter.woken is Wake.LOOK
     assert bench.counters.rejected_store == 1
     bench.store.fail_before = None
     await bench.started()
@@ -181,7 +176,7 @@ async def test_a_late_result_of_an_orphaned_sample_is_dropped(bench: WorkerBench
     waiter = bench.waiters.sample_waiter(KEY, LONG_S)
     assert await bench.store.reap(OWNER, ttl_s=60.0, now_ms=0) == [KEY]
     bench.executor.finish(KEY)
-    assert await waiter.wait() is Wake.LOOK
+    assert await waiter.woken is Wake.LOOK
     await bench.dispatcher.wait_idle()
     assert bench.state(KEY) is State.ORPHANED
     assert bench.counters.completed == 0
@@ -217,7 +212,7 @@ async def test_a_result_that_the_store_can_never_take_fails_and_keeps_nobody_out
     await bench.started()
     waiter = bench.waiters.sample_waiter(KEY, LONG_S)
     bench.executor.finish(KEY, Ending(State.READY, bytes(2**20 + 1)))
-    record = await waiter.wait()
+    record = await waiter.woken
     assert isinstance(record, Record)
     assert record.header.state is bench.state(KEY) is State.FAILED
     failure = json.loads(bytes(record.payload))
@@ -286,7 +281,7 @@ async def test_a_sample_of_which_the_store_takes_no_ending_at_all_is_let_go(
     monkeypatch.setattr(bench.store, "settle", refuse)
     bench.executor.finish(KEY)
     await bench.dispatcher.wait_idle()
-    record = await waiter.wait()
+    record = await waiter.woken
     assert isinstance(record, Record)
     assert record.header.state is State.FAILED
     assert bench.state(KEY) is State.PENDING
@@ -309,14 +304,14 @@ async def test_a_begin_that_is_refused_again_and_again_is_given_up(bench: Worker
 @pytest.mark.parametrize("trouble", [AWAY, StoreFull("OOM"), REFUSED], ids=["away", "full", "refused"])
 async def test_a_result_that_waits_for_the_store_can_be_cancelled(bench: WorkerBench, trouble: StoreError) -> None:
     await bench.started()
-    held = bench.dispatcher.in_flight_bytes
+    held = bench.dispatcher.quota.in_flight_bytes
     bench.store.fail_before = trouble
     bench.executor.finish(KEY, Ending(State.READY, bytes(5000)))
-    running = bench.dispatcher.running(KEY)
+    running = bench.dispatcher.samples.get(KEY)
     assert running is not None
     await until(lambda: running.phase is Phase.WAITING)
     assert bench.dispatcher.cancel(KEY)
-    await until(lambda: bench.dispatcher.in_flight_bytes < held + 1000)
+    await until(lambda: bench.dispatcher.quota.in_flight_bytes < held + 1000)
     bench.store.fail_before = None
     await bench.dispatcher.wait_idle()
     assert bench.state(KEY) is State.CANCELLED
@@ -329,7 +324,7 @@ async def test_a_session_that_ends_takes_its_waiting_results_with_it_and_a_drain
     await bench.started()
     bench.store.fail_before = AWAY
     bench.executor.finish(KEY)
-    running = bench.dispatcher.running(KEY)
+    running = bench.dispatcher.samples.get(KEY)
     assert running is not None
     await until(lambda: running.phase is Phase.WAITING)
     assert bench.dispatcher.orphan_all() == 0
@@ -347,7 +342,7 @@ async def test_a_cancel_after_a_result_whose_reply_was_lost_comes_too_late_and_a
     await until(lambda: bench.state(KEY) is State.READY)
     assert bench.dispatcher.cancel(KEY)
     bench.store.fail_after = None
-    assert await waiter.wait() is Wake.LOOK
+    assert await waiter.woken is Wake.LOOK
     assert bench.state(KEY) is State.READY
     assert bench.store.announced == [KEY]
     await bench.dispatcher.wait_idle()

@@ -88,7 +88,7 @@ async def test_of_large_ones_the_loop_decodes_one_in_each_turn(monkeypatch: pyte
     decoded_in: list[int] = []
     monkeypatch.setattr("workers.samples.execution.vllm.decode_reply", lambda *_: decoded_in.append(len(turns)))
     call, executor = vllm.plan_calls(spec(), "tiny", 100)[0], Bench().executor
-    tasks = [asyncio.create_task(executor._decoded(call, spec(), b"")) for _ in range(4)]
+    tasks = [asyncio.create_task(executor._decode_large(call, spec(), b"")) for _ in range(4)]
     while not all(task.done() for task in tasks):
         turns.append(len(turns))
         await asyncio.sleep(0)
@@ -123,7 +123,7 @@ async def test_a_failed_attempt_is_a_line_of_the_debug_level_only(caplog: pytest
     (record,) = [record for record in caplog.records if record.name == "workers.samples.execution"]
     line = JsonFormatter({"slot": 3}).format(record)
     told = json.loads(line)
-    request_id = bench.running.request_id
+    request_id = bench.sample.request_id
     assert (told["request_id"], told["slot"], told["attempt"]) == (request_id, 3, 1)
     assert (told["class"], told["upstream"]) == ("interrupted", "http://a")
     assert RESET.message not in line
@@ -209,7 +209,7 @@ async def test_polls_are_told_why_it_waits_and_only_while_it_does() -> None:
     await bench.execute()
     assert bench.paused == [BUSY.message]
     assert bench.marks == [True, False]
-    assert bench.running.paused_reason is None
+    assert bench.sample.paused_reason is None
 
 
 async def test_a_cancelled_pause_leaves_no_reason_behind() -> None:
@@ -221,7 +221,7 @@ async def test_a_cancelled_pause_leaves_no_reason_behind() -> None:
     bench.executor._sleep = cancelled
     with pytest.raises(asyncio.CancelledError):
         await bench.execute()
-    assert bench.running.paused_reason is None
+    assert bench.sample.paused_reason is None
 
 
 async def test_another_upstream_is_asked_after_a_fault() -> None:

@@ -68,16 +68,26 @@ async def test_a_long_stop_list_is_sent_whole() -> None:
     assert bench.forwarder.asked[0]["sampling_params"]["stop"] == ["a", "b", "c", "d", "e"]
 
 
-async def test_weights_that_change_under_a_generation_are_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_weights_that_change_under_a_generation_are_counted_and_logged_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     bench = Bench(protocol=ProtocolChoice.GENERATE)
     bench.forwarder.versions = ("step-7", "step-8")
     with caplog.at_level(logging.WARNING):
-        state, _ = await bench.execute(spec(n=3))
-    assert state is State.READY
-    assert bench.counters.mixed_weights == 3
-    (told,) = [vars(record) for record in caplog.records if "weights changed" in record.message]
-    assert (told["versions"], told["sequences"], told["upstream"]) == (["step-7", "step-8"], 3, "http://a")
-    assert told["request_id"] == bench.running.request_id
+        for _ in range(3):
+            state, _ = await bench.execute(spec(n=2))
+            assert state is State.READY
+        bench.clock.advance(60.0)
+        bench.forwarder.versions = ("step-8", "step-9")
+        await bench.execute(spec(n=1))
+    assert bench.counters.mixed_weights == 7
+    lines = [vars(record) for record in caplog.records if "weights changed" in record.message]
+    assert [(line["versions"], line["sequences"], line["samples_not_told"]) for line in lines] == [
+        (["step-7", "step-8"], 2, 0),
+        (["step-8", "step-9"], 1, 2),
+    ]
+    assert {line["upstream"] for line in lines} == {"http://a"}
+    assert {line["request_id"] for line in lines} == {bench.sample.request_id}
 
 
 TOO_MANY = classify_reply(400, b'{"error":{"message":"n must be at most 256"}}', {}, UpstreamProtocol.GENERATE)

@@ -19,9 +19,7 @@ from shared.counters import Counters
 from tests.memory_store import MemoryServer, MemoryStore
 from tests.waiting import until
 from tests.worker_bench import AWAY, OWNER
-from workers.samples import expiry as module
-from workers.samples.expiry import DeliveryExpiry
-from workers.samples.recent_results import UnfetchedResults
+from workers.samples.expiry import DeliveryExpiry, ExpiryPace, UnfetchedResults
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,12 +28,13 @@ SETTINGS = Settings(undelivered_ttl_s=3600.0, retrieved_ttl_s=300.0, acked_ttl_s
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, pending_max: int = 100_000) -> None:
         self.server = MemoryServer(ManualClock(), Random(7))
         self.store = MemoryStore(self.server)
         self.counters = Counters()
         self.unfetched = UnfetchedResults()
-        self.expiry = DeliveryExpiry(self.store, SETTINGS, self.counters, self.unfetched, self.server.clock)
+        pace = ExpiryPace(gather_s=0.001, retry_s=0.001, pending_max=pending_max)
+        self.expiry = DeliveryExpiry(self.store, SETTINGS, self.counters, self.unfetched, self.server.clock, pace)
 
     async def settled(self, count: int) -> list[SampleKey]:
         keys = [SampleKey("session", seq_id) for seq_id in range(count)]
@@ -61,9 +60,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(module, "_GATHER_S", 0.001)
-    monkeypatch.setattr(module, "_RETRY_S", 0.001)
+def bench() -> Bench:
     return Bench()
 
 
@@ -160,9 +157,9 @@ async def test_what_the_store_refuses_holds_up_nothing_that_comes_after_it(
     assert [record.message for record in caplog.records] == ["store refuses to start clocks"]
 
 
-async def test_what_waits_for_the_store_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_for_the_store_is_bounded() -> None:
     """C6: beyond the bound, results keep the longer clock."""
-    monkeypatch.setattr(module, "_PENDING_MAX", 2)
+    bench = Bench(pending_max=2)
     keys = await bench.settled(5)
     for key in keys:
         bench.expiry.handed_over(key)

@@ -11,16 +11,16 @@ from shared.config import Settings
 from shared.core.callers import ANONYMOUS
 from shared.core.errors import Overloaded
 from shared.counters import Counters
-from workers.samples.quota import KeyUsage, Quota
+from workers.samples.quota import Quota
 
 
-def room(**settings: Any) -> Quota:
-    return Quota(KeyUsage(1, shared=False), Counters(), Settings(**settings))
+def quota(**settings: Any) -> Quota:
+    return Quota(Counters(), Settings(**settings))
 
 
 def test_what_is_passed_on_and_what_is_kept_share_the_limit() -> None:
     """E3"""
-    held = room(max_in_flight=2)
+    held = quota(max_in_flight=2)
     sample = held.take(ANONYMOUS, 10)
     with held.beside(ANONYMOUS, 5):
         assert (held.passed_in_flight, held.in_flight_bytes) == (1, 15)
@@ -28,21 +28,20 @@ def test_what_is_passed_on_and_what_is_kept_share_the_limit() -> None:
             held.take(ANONYMOUS, 1)
         with pytest.raises(Overloaded), held.beside(ANONYMOUS, 1):
             pass
-    held.grow(sample, 7)
-    assert (held.passed_in_flight, held.in_flight_bytes) == (0, 17)
-    held.release(sample, 17)
+    assert (held.passed_in_flight, held.in_flight_bytes) == (0, 10)
+    held.release(sample, 10)
     assert held.in_flight_bytes == 0
 
 
 def test_a_request_that_fails_gives_its_room_back() -> None:
-    held = room(max_in_flight=1)
+    held = quota(max_in_flight=1)
     with pytest.raises(RuntimeError), held.beside(ANONYMOUS, 5):
         raise RuntimeError
     held.release(held.take(ANONYMOUS, 1), 1)
 
 
 def test_a_full_store_stops_samples_only() -> None:
-    held = room()
+    held = quota()
     with pytest.raises(Overloaded):
         held.take(ANONYMOUS, 1, store_full=True)
     with pytest.raises(Overloaded):
@@ -53,9 +52,9 @@ def test_a_full_store_stops_samples_only() -> None:
 
 async def test_it_is_idle_when_both_have_ended_and_takes_nothing_while_it_drains() -> None:
     """B12"""
-    held = room()
+    held = quota()
     sample = held.take(ANONYMOUS, 1)
-    idle = asyncio.create_task(held.wait_idle())
+    idle = asyncio.create_task(held.idle.wait())
     with held.beside(ANONYMOUS, 1):
         held.draining = True
         held.release(sample, 1)

@@ -13,7 +13,6 @@ from shared.core.errors import NotFound, Overloaded, SessionFinished, StoreUnava
 from shared.store.contract import SessionInfo, SessionState
 from tests.memory_store import MemoryServer, MemoryStore
 from tests.worker_bench import AWAY, SESSION_ID, session
-from workers.samples import sessions as module
 from workers.samples.sessions import Sessions
 
 STRANGER = Caller("stranger", ids.owner_secret("tml-stranger"))
@@ -21,11 +20,11 @@ OURS = session()
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, parsed_max: int = 20_000) -> None:
         self.server = MemoryServer(ManualClock(), Random(7))
         self.clock = self.server.clock
         self.store = MemoryStore(self.server)
-        self.sessions = Sessions(self.store, self.clock)
+        self.sessions = Sessions(self.store, self.clock, parsed_max)
 
     def seen_ms(self) -> int:
         return self.server.sessions[SESSION_ID].seen_ms
@@ -56,8 +55,8 @@ def test_what_is_not_of_our_form_is_not_found(bench: Bench, text: str) -> None:
     assert bench.sessions.find(text, ANONYMOUS) is None
 
 
-def test_the_cache_of_parsed_ids_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PARSED_MAX", 3)
+def test_the_cache_of_parsed_ids_is_bounded() -> None:
+    bench = Bench(parsed_max=3)
     for number in range(10):
         bench.sessions.get(session(number).sampling_session_id, ANONYMOUS)
     assert len(bench.sessions._parsed) == 3
@@ -115,15 +114,6 @@ async def test_signs_of_life_are_taken_once_and_can_be_given_back(bench: Bench) 
     assert bench.sessions.take_noted() == []
     bench.sessions.return_noted([SESSION_ID])
     assert bench.sessions.take_noted() == [SESSION_ID]
-
-
-async def test_the_latest_sign_of_life_counts(bench: Bench) -> None:
-    await bench.sessions.touch(SESSION_ID)
-    seen_ms = bench.seen_ms()
-    assert bench.sessions.seen_ms(SESSION_ID) == seen_ms
-    bench.sessions.learn(SESSION_ID, SessionInfo(SessionState.ALIVE, seen_ms - 5))
-    assert bench.sessions.seen_ms(SESSION_ID) == seen_ms
-    assert bench.sessions.seen_ms("gws-unknown") == 0
 
 
 async def test_sessions_that_nobody_uses_are_forgotten_after_their_last_sign_was_taken(bench: Bench) -> None:

@@ -42,7 +42,7 @@ async def test_a_sample_is_a_child_of_the_clients_span_and_its_requests_of_the_s
     assert f"{sample.context.trace_id:032x}" == TRACE.split("-")[1]
     assert f"{sample.parent.span_id:016x}" == TRACE.split("-")[2]
     assert [span.parent.span_id for span in (first, second)] == [sample.context.span_id] * 2
-    assert sample.attributes["gateway.request_id"] == bench.running.request_id
+    assert sample.attributes["gateway.request_id"] == bench.sample.request_id
     assert sample.attributes["gateway.outcome"] == "ready"
     assert first.attributes["error.type"] == "interrupted"
     told = [headers["traceparent"].split("-")[2] for headers in bench.forwarder.headers]

@@ -14,7 +14,7 @@ from shared.store.recovery import REFILL_S
 from tests.housekeeping_bench import Bench
 from tests.waiting import until
 from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, session
-from workers.duties import duties as module
+from workers.duties.lease import DutyPace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 KEY = session().key(1)
+PACE = DutyPace()
 
 
 @pytest.fixture
@@ -54,10 +55,9 @@ async def test_a_wiped_store_is_told_what_runs(bench: Bench) -> None:
     assert bench.state(KEY) is State.READY
 
 
-async def test_a_wiped_store_is_told_of_many_in_batches(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wiped_store_is_told_of_many_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """C7: and not of sixteen thousand in one turn of the loop."""
-    monkeypatch.setattr(module, "_AT_ONCE", 3)
-    monkeypatch.setattr(module, "_BATCHES_AHEAD", 2)
+    bench = Bench(duty_pace=DutyPace(at_once=3, batches_ahead=2))
     await bench.turn()
     keys = [session().key(seq_id) for seq_id in range(1, 21)]
     for key in keys:
@@ -74,11 +74,9 @@ async def test_a_wiped_store_is_told_of_many_in_batches(bench: Bench, monkeypatc
 
 
 @pytest.mark.parametrize("broken", [1, 4, 9])
-async def test_a_refill_that_broke_off_is_begun_anew(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, broken: int
-) -> None:
+async def test_a_refill_that_broke_off_is_begun_anew(monkeypatch: pytest.MonkeyPatch, broken: int) -> None:
     """C7: nothing is left half entered, and no task is left behind."""
-    monkeypatch.setattr(module, "_AT_ONCE", 3)
+    bench = Bench(duty_pace=DutyPace(at_once=3))
     await bench.turn()
     keys = [session().key(seq_id) for seq_id in range(1, 10)]
     for key in keys:
@@ -246,8 +244,8 @@ async def test_a_sample_that_settles_during_the_refill_is_not_left_pending(bench
 
 
 @dataclass
-class Told:
-    """Passes on what one worker tells the others."""
+class OtherWorkers:
+    """Pass messages of one worker to another."""
 
     housekeeping: Housekeeping
 
@@ -264,14 +262,14 @@ async def test_an_emptied_store_is_noticed_when_something_settles_and_all_worker
     bench = Bench()
     other = Bench(bench.server, OTHER_OWNER)
     for one in (bench, other):
-        await one.store.open(Told(one.housekeeping), one.owner)
+        await one.store.open(OtherWorkers(one.housekeeping), one.owner)
         await one.turn()
     await bench.alive(1)
     await bench.alive(2)
     await other.alive(3)
     duties = [asyncio.create_task(one.housekeeping.duties()[0]()) for one in (bench, other)]
     await until(lambda: bench.sleeps() and other.sleeps())
-    bench.clock.advance(module.RETRY_EVERY_S)
+    bench.clock.advance(PACE.retry_every_s)
     bench.server.flush()
     bench.executor.finish(KEY)
     await until(lambda: {bench.state(session().key(seq_id)) for seq_id in (2, 3)} == {State.PENDING})
@@ -289,25 +287,25 @@ async def test_an_emptied_store_is_noticed_when_something_settles_and_all_worker
 
 async def test_a_lease_that_lapsed_by_itself_is_no_news_for_the_others(bench: Bench) -> None:
     other = Bench(bench.server, OTHER_OWNER)
-    await other.store.open(Told(other.housekeeping), OTHER_OWNER)
+    await other.store.open(OtherWorkers(other.housekeeping), OTHER_OWNER)
     await bench.turn()
     bench.clock.advance(31.0)
     await bench.turn()
-    assert not other.housekeeping._hurry.is_set()
+    assert not other.housekeeping.lease.hurry.is_set()
     bench.clock.advance(1.0)
     bench.server.flush()
     await bench.turn()
-    assert other.housekeeping._hurry.is_set()
+    assert other.housekeeping.lease.hurry.is_set()
 
 
 async def test_doubts_are_looked_into_now_and_then(bench: Bench) -> None:
     """A store that throws records away by its own policy must not keep the housekeeping busy."""
     await bench.turn()
-    bench.dispatcher.on_loss()
-    assert not bench.housekeeping._hurry.is_set()
-    bench.clock.advance(module.RETRY_EVERY_S)
-    bench.dispatcher.on_loss()
-    assert bench.housekeeping._hurry.is_set()
+    bench.on_loss()
+    assert not bench.housekeeping.lease.hurry.is_set()
+    bench.clock.advance(PACE.retry_every_s)
+    bench.on_loss()
+    assert bench.housekeeping.lease.hurry.is_set()
 
 
 async def test_a_worker_that_is_started_during_a_refill_takes_nothing_new_until_it_is_over(bench: Bench) -> None:

@@ -10,8 +10,7 @@ import pytest
 from shared.store.recovery import REFILL_S, reap
 from tests.app_bench import AppBench
 from tests.waiting import until
-from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, REPLY_LOST
-from workers.samples import dispatcher
+from tests.worker_bench import AWAY, OTHER_OWNER, OWNER, REPLY_LOST, SOON
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,14 +43,12 @@ async def quick(slow: AppBench) -> AsyncIterator[AppBench]:
 
 
 def count_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Of begins whose outcome is not known; they are short."""
+    """Count the pauses of begins whose outcome is not known."""
     pauses: list[float] = []
-    pause_s, sleep = 0.000123, asyncio.sleep
-    monkeypatch.setattr(dispatcher, "STORE_RETRY_FIRST_S", pause_s)
-    monkeypatch.setattr(dispatcher, "STORE_RETRY_LONGEST_S", pause_s)
+    sleep = asyncio.sleep
 
     async def counted(delay_s: float) -> None:
-        pauses.extend([delay_s] * (delay_s == pause_s))
+        pauses.extend([delay_s] * (delay_s == SOON.store_retry_first_s))
         await sleep(delay_s)
 
     monkeypatch.setattr(asyncio, "sleep", counted)
@@ -85,7 +82,7 @@ async def test_a_submission_that_is_sent_again_waits_until_the_slow_one_has_told
 async def test_whoever_comes_last_waits_for_nobody(slow: AppBench, quick: AppBench) -> None:
     await slow.housekeeping.tend_store()
     slow.clock.advance(REFILL_S)
-    assert not slow.dispatcher.refilling
+    assert not slow.dispatcher.is_refilling(slow.clock.monotonic_s())
 
 
 async def test_a_begin_whose_reply_was_lost_with_the_data_waits_as_well(
@@ -113,10 +110,10 @@ async def test_a_begin_whose_reply_was_lost_with_the_data_waits_as_well(
 
 
 async def test_a_poll_is_held_meanwhile(slow: AppBench, quick: AppBench) -> None:
-    assert quick.dispatcher.refilling
+    assert quick.dispatcher.is_refilling(quick.clock.monotonic_s())
     await slow.housekeeping.tend_store()
     await quick.housekeeping.tend_store()
-    assert not quick.dispatcher.refilling
+    assert not quick.dispatcher.is_refilling(quick.clock.monotonic_s())
 
 
 async def test_one_that_died_is_not_waited_for_once_it_is_reaped(slow: AppBench, quick: AppBench) -> None:
@@ -140,7 +137,7 @@ async def test_one_that_died_while_nobody_heard_of_it_is_not_waited_for_either(
 
 async def test_one_that_never_comes_back_is_waited_for_as_long_as_its_lease(slow: AppBench, quick: AppBench) -> None:
     quick.clock.advance(quick.settings.lease_s)
-    assert not quick.dispatcher.refilling
+    assert not quick.dispatcher.is_refilling(quick.clock.monotonic_s())
 
 
 async def test_a_store_that_is_emptied_while_it_is_told_is_told_again(
@@ -179,7 +176,7 @@ async def test_a_roll_that_cannot_be_read_holds_up_no_other_duty(
     await quick.store.send_control(OTHER_OWNER, b"finish gws-nobody")
     await quick.housekeeping.tend_store()
     assert await quick.store.take_inbox(OTHER_OWNER) == []
-    assert quick.dispatcher.refilling
+    assert quick.dispatcher.is_refilling(quick.clock.monotonic_s())
 
 
 async def test_a_worker_that_was_taken_for_dead_answers_again(slow: AppBench) -> None:

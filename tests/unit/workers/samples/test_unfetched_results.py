@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.core.model import SampleKey
 from shared.core.record import Claim
-from workers.samples.recent_results import UnfetchedResults
+from workers.samples.expiry import UnfetchedResults
 
 CLAIM = Claim("0123456789abcdef", 1, 1, bytes(16))
 
@@ -17,7 +17,8 @@ def test_what_was_fetched_is_forgotten() -> None:
     unfetched = UnfetchedResults()
     for number in range(3):
         unfetched.add(key(number), CLAIM, float(number))
-    unfetched.fetched([key(1), key(99)])
+    for number in (1, 99):
+        unfetched.take(key(number))
     assert list(unfetched.claims()) == [(key(0), CLAIM), (key(2), CLAIM)]
 
 
@@ -37,7 +38,7 @@ def test_claims_come_out_as_they_went_in() -> None:
     for number, claim in enumerate(claims):
         unfetched.add(key(number), claim, 1e9 + number / 7)
     assert [claim for _, claim in unfetched.claims()] == claims
-    assert unfetched.handed_over(key(1)) == 1e9 + 1 / 7
+    assert unfetched.take(key(1)) == 1e9 + 1 / 7
 
 
 def test_what_is_fetched_while_claims_are_read_disturbs_nobody() -> None:
@@ -46,7 +47,7 @@ def test_what_is_fetched_while_claims_are_read_disturbs_nobody() -> None:
         unfetched.add(key(number), CLAIM, 0.0)
     claims = unfetched.claims()
     next(claims)
-    unfetched.fetched([key(1)])
+    unfetched.take(key(1))
     unfetched.add(key(3), CLAIM, 0.0)
     assert [found for found, _ in claims] == [key(1), key(2)]
 
