@@ -1,4 +1,4 @@
-"""`python -m gateway` is the `gateway` command."""
+"""Run the `gateway` command with `python -m gateway`."""
 
 from gateway.cli import main
 

@@ -1,4 +1,4 @@
-"""The command line. Every command's module is imported when the command runs, so that `gateway --help` is quick."""
+"""The command line. The module of a command is imported when the command runs, so that `gateway --help` is fast."""
 
 from __future__ import annotations
 
@@ -23,26 +23,22 @@ EXIT_CONFIG: Final = 2
 EXIT_START: Final = 3
 EXIT_WORKERS_DIE: Final = 4
 
-# name -> module, attribute, one line of help (so that the list needs no import).
+# name -> (module, help for the list of commands). The function has the name of its command.
 _COMMANDS: Final = {
-    "serve": ("gateway.cli", "serve", "Run the gateway (the same as no command)."),
-    "check": ("gateway.commands.check", "check", "Try everything that serve would need, and print a table."),
-    "status": (
-        "gateway.commands.status",
-        "status",
-        "Show the workers, Redis, upstreams and samples of a running gateway.",
-    ),
-    "upstreams": ("gateway.commands.upstreams", "upstreams", "See and change the upstreams of a running gateway."),
-    "keys": ("gateway.commands.keys", "keys", "Add, list and revoke API keys (--api-keys-file)."),
-    "new-key": ("gateway.commands.keys", "new_key", "Make an API key and print its entry, without a file."),
-    "demo": ("gateway.bench.demo", "demo", "See it work: simulated vLLM, gateway, samples, report. No GPU, no Redis."),
-    "bench": ("gateway.bench.command", "bench", "Load a gateway, check every result, and report."),
-    "simulate-vllm": ("gateway.simulator.command", "simulate_vllm", "Run a simulated vLLM server."),
+    "serve": ("gateway.cli", "Run the gateway (the same as no command)."),
+    "check": ("gateway.commands.check", "Test everything that serve needs, and print a table."),
+    "status": ("gateway.commands.status", "Show the workers, Redis, upstreams and samples of a running gateway."),
+    "upstreams": ("gateway.commands.upstreams", "Show and change the upstreams of a running gateway."),
+    "keys": ("gateway.commands.keys", "Add, list and revoke API keys (--api-keys-file)."),
+    "new-key": ("gateway.commands.keys", "Make an API key and print its entry, without a file."),
+    "demo": ("gateway.bench.demo", "See it work: simulated vLLM, gateway, samples, report. No GPU, no Redis."),
+    "bench": ("gateway.bench.command", "Put load on a gateway, check every result, and print a report."),
+    "simulate-vllm": ("gateway.simulator.command", "Run a simulated vLLM server."),
 }
 
 
 class LazyGroup(click.Group):
-    """`gateway --upstream ...` is `gateway serve --upstream ...`."""
+    """A group whose default command is `serve`: `gateway --upstream ...` is `gateway serve --upstream ...`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help", "--version")):
@@ -62,28 +58,28 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module, attribute, _ = _COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        module, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), cmd_name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tinker-sampling-gateway", prog_name="gateway")
 def gateway() -> None:
-    """A sampling gateway for the Tinker API: worker processes in front of vLLM, results kept in Redis.
+    """Run a sampling gateway for the Tinker API: worker processes in front of vLLM, with results kept in Redis.
 
     \b
-    Try it without anything:      gateway demo
-    In front of a vLLM server:    gateway --upstream http://127.0.0.1:8100
-    Would it start, and why not:  gateway check --upstream http://127.0.0.1:8100
-    What is it doing:             gateway status
+    Try it, with nothing installed:  gateway demo
+    Serve a vLLM server:             gateway --upstream http://127.0.0.1:8100
+    Check before you start:          gateway check --upstream http://127.0.0.1:8100
+    See what it is doing:            gateway status
 
-    Clients set TINKER_BASE_URL to its address and TINKER_API_KEY to any key that starts with tml-. Each command has
-    its own --help.
+    Clients set TINKER_BASE_URL to the address of the gateway and TINKER_API_KEY to any key that starts with tml-. Every
+    command has its own --help.
     """
 
 
@@ -93,13 +89,13 @@ def serve(**values: Any) -> int:
     """Run the gateway until SIGTERM.
 
     Every flag can also be an environment variable (GATEWAY_ and its name in capitals, such as GATEWAY_MAX_IN_FLIGHT)
-    or a key of the --config file (max-in-flight = 1000). A flag wins over the environment, that over the file.
+    or a key in the --config file (max-in-flight = 1000). A flag wins over the environment, which wins over the file.
 
     \b
     Signals:     SIGTERM, SIGINT  drain and stop; a second one stops at once
-                 SIGHUP           reread keys and limits, replace the workers
+                 SIGHUP           read keys and limits again, and replace the workers
                  SIGUSR1          log the status
-    Exit codes:  0 stopped as asked      2 wrong configuration
+    Exit codes:  0 stopped by a signal   2 invalid configuration
                  3 could not start       4 workers keep dying at start
     """
     settings = settings_from(dict(values))
@@ -110,7 +106,7 @@ def serve(**values: Any) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: whatever is wrong becomes one line on standard error and an exit code."""
+    """Run the command and exit. Every error becomes one line on standard error and an exit code."""
     sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
 
 

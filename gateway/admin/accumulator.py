@@ -1,4 +1,4 @@
-"""The workers' counters, added up over restarts. A total never falls, whether a worker dies or starts anew."""
+"""The workers' counters, added up over restarts. A total never falls when a worker dies or restarts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 
 
 class Accumulator:
-    """Totals by name. What one process reports only ever adds to them by how much it grew."""
+    """Totals by name. A process adds to a total by how much its own value grew."""
 
     def __init__(self) -> None:
         self.totals: dict[str, float] = {}
         self._last: dict[int, dict[str, float]] = {}
 
     def update(self, serial: int, values: Mapping[str, float]) -> None:
-        """The current values of a process that counts from its own start."""
+        """Take in the current values of a process, which count from its own start."""
         last = self._last.setdefault(serial, {})
         for name, value in values.items():
             grown = value - last.get(name, 0)
@@ -24,11 +24,11 @@ class Accumulator:
             last[name] = max(value, last.get(name, 0))
 
     def add(self, name: str, more: float) -> None:
-        """What happened outside of the workers."""
+        """Add what happened outside of the workers."""
         self.totals[name] = self.totals.get(name, 0) + more
 
     def forget(self, serial: int) -> None:
-        """The process has ended; its share of the totals stays."""
+        """Drop a process that has ended; its share of the totals stays."""
         self._last.pop(serial, None)
 
     def count(self, name: str) -> int:

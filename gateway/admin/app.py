@@ -1,4 +1,4 @@
-"""The operators' address: a Starlette app in the supervisor's own loop, apart from everything that serves clients."""
+"""The admin address: a Starlette app in the supervisor's event loop, apart from everything that serves clients."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def admin_app(controls: Controls, key: str | None) -> Guard:
 
 
 class AdminServer(uvicorn.Server):
-    """uvicorn inside somebody else's loop: the signals are the supervisor's."""
+    """A uvicorn server inside the supervisor's event loop; the supervisor keeps the signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
     async def run_on(self, listener: socket.socket) -> None:
-        """Serves until `stop`."""
+        """Serve until `stop` is called."""
         await self.serve(sockets=[listener])
 
     def stop(self) -> None:
@@ -105,7 +105,7 @@ class AdminServer(uvicorn.Server):
 def admin_server(app: ASGIApp) -> AdminServer:
     config = uvicorn.Config(
         app,
-        # The bounds and deadlines of the public address: heads, bodies that trickle, readers that do not read.
+        # The limits and deadlines of the public address, against long heads, slow bodies and slow readers.
         http=protocol_class(Edge(HttpLimits())),
         loop="none",
         lifespan="off",
@@ -114,7 +114,7 @@ def admin_server(app: ASGIApp) -> AdminServer:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        # A scrape or a status page that hangs must not hold up the stop.
+        # A scrape or a status page that hangs must not delay the stop.
         timeout_graceful_shutdown=1,
     )
     return AdminServer(config)

@@ -1,9 +1,9 @@
-"""Who may talk to the operators' address: not a web page that an operator's browser has open.
+"""Who may use the admin address: not a web page that happens to be open in an operator's browser.
 
-On loopback no key is needed, so the browser of whoever is logged in could be made to ask for another site: by a name of
-that site which its DNS points to 127.0.0.1 (rebinding), or by a form that it posts here. The first shows in `Host`,
-which must then be an address or a loopback name: no DNS is asked for those. The second shows in `Origin`. With an admin
-key the first needs no check: a foreign page has no key.
+On loopback no key is needed, so another site could make an operator's browser send requests here: through a name whose
+DNS entry points to 127.0.0.1 (rebinding), or through a form that it posts. Rebinding shows in `Host`, so that must be
+an address or a loopback name, which need no DNS. A form shows in `Origin`. With an admin key `Host` needs no check: a
+foreign page does not have the key.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gateway.admin.page import PAGES, json_response
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# The probes of an orchestrator cannot carry a key and learn nothing but "yes" or "no"; the page holds no data, and asks
-# its reader for the key.
+# Open without a key: an orchestrator's probes cannot send one and learn only "yes" or "no"; the page holds no data and
+# asks its reader for the key.
 _OPEN: Final = ("/livez", "/readyz", *PAGES)
 _READING: Final = ("GET", "HEAD")
 _HARDENING: Final = ((b"x-frame-options", b"DENY"), (b"x-content-type-options", b"nosniff"))
 
 
 class Guard:
-    """Lets requests through to `app`; with a `key`, those that carry it as `X-Admin-Key` or as a bearer token."""
+    """Pass allowed requests to `app`. With a `key`, they must carry it as `X-Admin-Key` or as a bearer token."""
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:
         self.app = app
@@ -44,16 +44,16 @@ class Guard:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
         if self._key is None and not is_local_name(host):
-            return HTTPStatus.MISDIRECTED_REQUEST, "ask for this address by an IP address or as localhost"
+            return HTTPStatus.MISDIRECTED_REQUEST, "use an IP address or localhost to reach this address"
         if scope["method"] not in _READING and is_foreign(headers.get(b"origin"), host):
             return HTTPStatus.FORBIDDEN, "a page of another site may not change anything here"
         if self._key is not None and scope["path"] not in _OPEN and not _carries(headers, self._key):
-            return HTTPStatus.UNAUTHORIZED, "the admin key is needed, as X-Admin-Key"
+            return HTTPStatus.UNAUTHORIZED, "send the admin key as X-Admin-Key"
         return None
 
 
 def _hardened(send: Send) -> Send:
-    """Replies that no page can frame, and no browser takes for something else than they say."""
+    """Add headers so that no page can frame a reply and no browser guesses its type."""
 
     async def hardened(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -64,7 +64,7 @@ def _hardened(send: Send) -> Send:
 
 
 def is_local_name(host: str) -> bool:
-    """Whether a `Host` header is one that no DNS server has a say in."""
+    """Return True if a `Host` header names an address or loopback, so that no DNS server decides where it leads."""
     name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
     if name.lower() == "localhost" or name.lower().endswith(".localhost"):
         return True
@@ -76,7 +76,7 @@ def is_local_name(host: str) -> bool:
 
 
 def is_foreign(origin: bytes | None, host: str) -> bool:
-    """Whether a browser says that a page of another origin asks; what is no browser sends no `Origin`."""
+    """Return True if the request comes from a page of another origin. Programs other than browsers send no `Origin`."""
     return origin is not None and origin.decode("latin-1").partition("://")[2].lower() != host.lower()
 
 

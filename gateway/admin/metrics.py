@@ -1,8 +1,7 @@
-"""`/metrics`: the view in Prometheus' words.
+"""`/metrics`: the view in the format of Prometheus.
 
-Labels are bounded by the configuration: slots, upstream URLs, names of keys, and the words that stand here. A counter
-of the workers that has no row in `_COUNTERS` and none of the prefixes appears under its own name, so that a new one is
-never lost.
+The configuration bounds the labels: slots, upstream URLs, names of keys, and the words in this module. A counter of the
+workers without a row in `_COUNTERS` or a prefix in `_FAMILIES` appears under its own name, so that none is missed.
 """
 
 from __future__ import annotations
@@ -44,25 +43,25 @@ _COUNTERS: Final = {
     "http_server_errors": ("http_errors", "class", "server"),
     "cpu_seconds": ("worker_cpu_seconds", "", ""),
 }
-# start of a counter's name -> (metric, label name); the rest of the name is the label's value
+# prefix of a counter's name -> (metric, label name); the rest of the name is the label's value
 _FAMILIES: Final = {"faults_": ("upstream_faults", "class"), "rejected_": ("samples_rejected", "reason")}
 _HELP: Final = {
     "samples_begun": "Samples accepted",
-    "samples_settled": "Samples that reached their one terminal state",
+    "samples_settled": "Samples settled, by outcome",
     "samples_rejected": "Requests answered with 429, by reason",
-    "samples_reexecuted": "Executions again after an interruption",
-    "submissions_duplicate": "Submissions answered with an earlier promise",
-    "results_delivered": "Results handed over to a client that was still connected",
-    "results_acknowledged": "Results that the client has confirmed",
-    "results_expired_undelivered": "Results that nobody fetched in time",
-    "results_late": "Results dropped because their sample had ended otherwise",
+    "samples_reexecuted": "Samples executed again after an interruption",
+    "submissions_duplicate": "Repeated submissions, answered with the first promise",
+    "results_delivered": "Results delivered to a client that was still connected",
+    "results_acknowledged": "Results acknowledged by the client",
+    "results_expired_undelivered": "Results that no client fetched in time",
+    "results_late": "Results dropped because their sample was already settled",
     "result_bytes": "Bytes of results written to Redis",
     "tokens_sampled": "Tokens in results",
-    "mixed_weights": "Sequences in whose middle the upstream's weights changed",
+    "mixed_weights": "Sequences during which the upstream's weights changed",
     "upstream_attempts": "Requests sent upstream",
-    "upstream_faults": "Upstream attempts that failed, by what may be done about it",
+    "upstream_faults": "Failed upstream attempts, by class of failure",
     "http_requests": "Requests to the public address",
-    "http_errors": "Replies with 4xx (408 apart) and 5xx",
+    "http_errors": "Replies with 4xx (without 408) and 5xx",
     "polls": "Polls for one sample",
     "polls_abandoned": "Polls whose client left",
     "session_polls": "Polls for a whole sampling session",
@@ -88,7 +87,7 @@ class _ViewCollector(Collector):
 
 
 def exposition(view: View) -> bytes:
-    """The text format, version 0.0.4."""
+    """Write the view in the text format, version 0.0.4."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_ViewCollector(view))
     return generate_latest(registry)
@@ -110,22 +109,22 @@ def _metric_of(counter: str) -> tuple[str, str, str]:
     return _COUNTERS.get(counter, (counter, "", ""))
 
 
-# metric -> (what it tells, the field of a worker's own status)
+# metric -> (help, field of a worker's status)
 _WORKER_GAUGES: Final = {
-    "samples_in_flight": ("Samples that run now", "in_flight"),
-    "samples_paused": ("Of those, samples that wait because no upstream takes them", "paused"),
-    "in_flight_bytes": ("Prompts and unsaved results held now", "in_flight_bytes"),
-    "passed_in_flight": ("Requests that are passed through now", "passed_in_flight"),
+    "samples_in_flight": ("Samples running now", "in_flight"),
+    "samples_paused": ("Those of them that wait because no upstream accepts them", "paused"),
+    "in_flight_bytes": ("Memory of prompts and unsaved results", "in_flight_bytes"),
+    "passed_in_flight": ("Requests being passed through", "passed_in_flight"),
     "worker_loop_lag_ms_p99": ("Event loop lag of the last minute, 99th percentile", "loop_lag_ms_p99"),
     "worker_loop_lag_ms_max": ("Event loop lag of the last minute, highest", "loop_lag_ms_max"),
     "worker_store_connected": ("1 while the worker is connected to Redis", "store_connected"),
-    "sessions": ("Sessions that the worker knows", "sessions"),
+    "sessions": ("Sessions known to the worker", "sessions"),
 }
 
 
 def _workers(view: View) -> Iterator[Metric]:
     up = _gauge("worker_up", "1 while the slot has a ready worker", None, "slot")
-    restarts = _counter("worker_restarts", ["slot"], "Workers replaced in the slot, rolls included")
+    restarts = _counter("worker_restarts", ["slot"], "Workers replaced in the slot, including rolls")
     rss = _gauge("worker_rss_bytes", "Resident memory", None, "slot")
     for slot in view.slots:
         label = [str(slot.slot)]
@@ -143,14 +142,14 @@ def _workers(view: View) -> Iterator[Metric]:
 def _latencies(view: View) -> Iterator[Metric]:
     stages = HistogramMetricFamily(
         _PREFIX + "stage_seconds",
-        "Time of a sample by stage: accept (entered into Redis), queue (waiting for an upstream connection),"
-        " upstream (until its whole reply), store (written to Redis), delivery (until a client has it)",
+        "Time of a sample by stage: accept (until it is in Redis), queue (wait for an upstream connection),"
+        " upstream (until the whole reply), store (until the result is in Redis), delivery (until a client has it)",
         labels=["stage"],
     )
     for stage, histogram in view.since_start.stages.items():
         stages.add_metric([stage], *_buckets(histogram))
     upstream = HistogramMetricFamily(
-        _PREFIX + "upstream_seconds", "Time of an upstream's complete replies", labels=["upstream"]
+        _PREFIX + "upstream_seconds", "Time until an upstream's complete reply", labels=["upstream"]
     )
     for url, totals in view.since_start.upstreams.items():
         upstream.add_metric([url], *_buckets(totals.latency))
@@ -158,9 +157,9 @@ def _latencies(view: View) -> Iterator[Metric]:
 
 
 def _buckets(histogram: Sequence[float]) -> tuple[list[tuple[str, float]], float]:
-    """Cumulative, as Prometheus wants them, and the sum. Every doubling is a bound, not all that the gateway knows.
+    """Return cumulative buckets and the sum. Only every doubling is a bucket, although the gateway has finer ones.
 
-    A series for each would be four times as many to store, for every stage and upstream; a factor is what alerts need.
+    Alerts need no more, and all of them would mean four times as many series for every stage and upstream.
     """
     *counts, seconds = histogram
     below = list(accumulate(counts))
@@ -169,12 +168,12 @@ def _buckets(histogram: Sequence[float]) -> tuple[list[tuple[str, float]], float
 
 
 def _upstreams(view: View) -> Iterator[Metric]:
-    up = _gauge("upstream_up", "1 when a worker finds it up", None, "upstream")
-    in_flight = _gauge("upstream_in_flight", "Requests that run there, or wait for a connection, now", None, "upstream")
-    raw = _gauge("upstream_logprobs_raw", "1 when its sampled logprobs do not heed the temperature", None, "upstream")
-    failures = _counter("upstream_failures", ["upstream"], "Attempts that failed there, clients' mistakes apart")
+    up = _gauge("upstream_up", "1 if it is up for some worker", None, "upstream")
+    in_flight = _gauge("upstream_in_flight", "Requests that run there or wait for a connection", None, "upstream")
+    raw = _gauge("upstream_logprobs_raw", "1 if its sampled logprobs ignore the temperature", None, "upstream")
+    failures = _counter("upstream_failures", ["upstream"], "Failed attempts, without clients' mistakes")
     wasted = _counter(
-        "upstream_wasted_seconds", ["upstream"], "Time of requests that were cut off there: cancelled, stale, given up"
+        "upstream_wasted_seconds", ["upstream"], "Time of requests that were cut off: cancelled, stale, given up"
     )
     for entry in upstreams(view):
         up.add_metric([entry["url"]], entry["state"] == "up")
@@ -188,9 +187,9 @@ def _upstreams(view: View) -> Iterator[Metric]:
 
 
 def _keys(view: View) -> Iterator[Metric]:
-    in_flight = _gauge("key_samples_in_flight", "Samples that run now, by the name of their API key", None, "key")
-    begun = _counter("key_samples_begun", ["key"], "Samples accepted, by the name of their API key")
-    rejected = _counter("key_samples_rejected", ["key"], "Requests answered with 429, by the name of their API key")
+    in_flight = _gauge("key_samples_in_flight", "Samples running now, by name of the API key", None, "key")
+    begun = _counter("key_samples_begun", ["key"], "Samples accepted, by name of the API key")
+    rejected = _counter("key_samples_rejected", ["key"], "Requests answered with 429, by name of the API key")
     for key in view.keys:
         in_flight.add_metric([key.name], key.in_flight)
         begun.add_metric([key.name], key.samples)
@@ -200,13 +199,13 @@ def _keys(view: View) -> Iterator[Metric]:
 
 def _redis(view: View) -> Iterator[Metric]:
     waiting = undelivered(view.totals)
-    yield _gauge("undelivered_results", "Results that nobody has fetched yet", waiting["results"])
-    yield _gauge("undelivered_bytes", "Their size, from the mean size of a result", waiting["bytes"])
+    yield _gauge("undelivered_results", "Results that no client has fetched yet", waiting["results"])
+    yield _gauge("undelivered_bytes", "Their size, estimated from the mean size of a result", waiting["bytes"])
     yield _gauge("redis_up", "1 while Redis answers the supervisor", view.redis is not None)
     if view.redis is not None:
-        yield _gauge("redis_lag_ms", "Time of a round trip from the supervisor", view.redis_lag_ms)
+        yield _gauge("redis_lag_ms", "Round trip from the supervisor", view.redis_lag_ms)
         yield _gauge("redis_used_bytes", "Memory in use", view.redis.used_bytes)
-        yield _gauge("redis_max_bytes", "maxmemory, 0 when unlimited", view.redis.max_bytes)
+        yield _gauge("redis_max_bytes", "maxmemory, 0 if unlimited", view.redis.max_bytes)
 
 
 def _status_value(slot: SlotView, name: str) -> float:

@@ -171,7 +171,7 @@ OPENAI: Final[dict[tuple[str, str], Operation]] = {
 
 
 def document(version: str) -> dict[str, Any]:
-    """The OpenAPI document of a gateway of this version."""
+    """Return the OpenAPI document of a gateway of this version."""
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
         paths.setdefault(API + path, {})[method.lower()] = _described(operation, _responses())

@@ -1,6 +1,6 @@
-"""What the admin address answers with.
+"""Replies of the admin address: JSON, and the operators' page.
 
-The operators' page: three static files that ask `/status`. They hold no data, so they need no admin key.
+The page is three static files that read `/status`. They hold no data, so they need no admin key.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def json_response(body: dict[str, Any], code: HTTPStatus = HTTPStatus.OK) -> Res
 
 
 _DIRECTORY: Final = Path(__file__).parent / "dashboard"
-# path -> file and its type
+# path -> (file, content type)
 PAGES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/dashboard.css": ("dashboard.css", "text/css; charset=utf-8"),
     "/dashboard.js": ("dashboard.js", "text/javascript; charset=utf-8"),
 }
 _HEADERS: Final = {
-    # Nothing from elsewhere, nothing inline, no frame: a name that an upstream chose can do no harm.
+    # Nothing from other sites, nothing inline, no frames: a name chosen by an upstream can do no harm.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",

@@ -1,4 +1,4 @@
-"""`/status` and `/readyz`, from a `View`. Pure; field names are part of the interface."""
+"""`/status` and `/readyz`, made from a `View`. Pure; field names are part of the interface."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.core.upstream_protocol import NO_GENERATE
 from shared.histogram import count, quantile_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gateway.admin.view import SlotView, SpareView, View
     from shared.channel import Status, UpstreamStatus
@@ -29,11 +29,11 @@ _SAMPLE_COUNTERS: Final = (
     "duplicates_suppressed",
     "reexecutions",
 )
-# What one worker finds is what counts, the better the earlier here.
+# Best first: workers may see an upstream differently, and the best state is shown.
 _STATES: Final = ("up", "unknown", "resting", "leaving")
-RAW_LOGPROBS: Final = "sampled logprobs do not heed the temperature; start vLLM with --logprobs-mode processed_logprobs"
+RAW_LOGPROBS: Final = "sampled logprobs ignore the temperature; start vLLM with --logprobs-mode processed_logprobs"
 
-_NO_MODEL: Final = "no upstream lists it, and samples of it fail; serve it, or map it by --model NAME=UPSTREAM_NAME"
+_NO_MODEL: Final = "no upstream lists it, so its samples fail; serve it, or map it with --model NAME=UPSTREAM_NAME"
 
 
 def status(view: View) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def status(view: View) -> dict[str, Any]:
         "undelivered": undelivered(view.totals),
         "stages_s": {stage: _quantiles(histogram) for stage, histogram in view.last_minute.stages.items()},
         "keys": [asdict(key) for key in view.keys],
-        # Every worker meets every session in time, since any request may land anywhere: not a sum.
+        # Not a sum: requests of a session land on any worker, so in time each worker knows it.
         "sessions": max((status.sessions for status in _statuses(view)), default=0),
     }
 
@@ -106,7 +106,7 @@ def _redis(view: View) -> dict[str, Any]:
 
 
 def upstreams(view: View) -> list[dict[str, Any]]:
-    """One entry per URL over all workers: up for one is up, resting for all is resting."""
+    """Return one entry per URL over all workers: up if it is up for one, resting if it is resting for all."""
     by_url: dict[str, list[UpstreamStatus]] = {}
     for status in _statuses(view):
         for upstream in status.upstreams:
@@ -114,11 +114,11 @@ def upstreams(view: View) -> list[dict[str, Any]]:
     return [
         {
             "url": url,
-            "state": _joint_state(entry.state for entry in entries),
+            "state": next((state for state in _STATES if any(entry.state == state for entry in entries)), "unknown"),
             "in_flight": sum(entry.in_flight for entry in entries),
             "failures": sum(entry.failures for entry in entries),
             "logprobs_scale": view.logprobs_scale.get(url),
-            # Workers find it out each for itself, and may do so at different times.
+            # Each worker finds this out by itself, perhaps at different times.
             "protocols": sorted({entry.protocol for entry in entries if entry.protocol is not None}),
             **_performance(view, url),
         }
@@ -138,7 +138,7 @@ def _performance(view: View, url: str) -> dict[str, Any]:
 
 
 def _quantiles(histogram: Sequence[float]) -> dict[str, float | None]:
-    """None where nothing was measured."""
+    """Return p50 and p99 in seconds, or None if nothing was measured."""
     p50, p99 = (quantile_s(histogram, q) for q in (0.5, 0.99))
     return {"count": count(histogram), "p50": _rounded(p50), "p99": _rounded(p99)}
 
@@ -148,9 +148,9 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def undelivered(totals: Mapping[str, float]) -> dict[str, int]:
-    """Results and errors that were never handed over, as far as the workers have told, and about how large they are.
+    """Return how many results and errors the workers have not delivered, and about how large they are.
 
-    A client that closes its connection as soon as it has read may count as one that has not; its acknowledgement tells.
+    A client that closes its connection right after reading may count as undelivered until it acknowledges.
     """
     settled = totals.get("completed", 0) + totals.get("failed", 0)
     fetched = max(totals.get("delivered", 0), totals.get("acknowledged", 0))
@@ -159,13 +159,8 @@ def undelivered(totals: Mapping[str, float]) -> dict[str, int]:
     return {"results": int(waiting), "bytes": int(waiting * mean_bytes)}
 
 
-def _joint_state(states: Iterable[str]) -> str:
-    seen = set(states)
-    return next((state for state in _STATES if state in seen), "unknown")
-
-
 def readiness(view: View) -> tuple[bool, dict[str, Any]]:
-    """Ready when Redis answers and a worker serves that has an upstream which is not down."""
+    """Return whether Redis answers and some ready worker has an upstream that is not down, and the reply."""
     serving = [slot.status for slot in view.slots if slot.state == "ready" and slot.status is not None]
     reachable = any(upstream.state in ("up", "unknown") for status in serving for upstream in status.upstreams)
     reasons = []
@@ -187,11 +182,16 @@ def readiness(view: View) -> tuple[bool, dict[str, Any]]:
 
 
 def warnings(view: View) -> list[str]:
-    """What an operator has to mend though the gateway runs, a sentence each that says how."""
+    """Return sentences about what an operator should fix although the gateway runs, and how."""
     raw = [url for url, scales in view.logprobs_scale.items() if scales is False]
-    # Workers find it out each for itself, and one that has had no sample does not know.
-    missing = {model: None for told in _statuses(view) for model in told.missing_models}
-    lacking = {one.url: None for told in _statuses(view) for one in told.upstreams if _lacks_generate(one)}
+    # Each worker finds this out by itself, with its first sample.
+    missing = {model: None for status in _statuses(view) for model in status.missing_models}
+    lacking = {
+        upstream.url: None
+        for status in _statuses(view)
+        for upstream in status.upstreams
+        if upstream.lacks_generate and upstream.state != "leaving"
+    }
     return [
         *(f"{url}: {RAW_LOGPROBS}" for url in raw),
         *(f"{url}: {NO_GENERATE}" for url in lacking),
@@ -199,14 +199,10 @@ def warnings(view: View) -> list[str]:
     ]
 
 
-def _lacks_generate(upstream: UpstreamStatus) -> bool:
-    return upstream.lacks_generate and upstream.state != "leaving"
-
-
 def _statuses(view: View) -> list[Status]:
     return [slot.status for slot in view.slots if slot.status is not None]
 
 
 def timestamp(wall_s: float) -> str:
-    """RFC 3339, UTC."""
+    """Write a wall time as RFC 3339 in UTC."""
     return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,6 +1,6 @@
-"""Where the time of samples goes, and how each upstream does: over all workers, those that ended included.
+"""How long samples take in each stage and at each upstream, over all workers including those that ended.
 
-Kept twice: since the start, for Prometheus, and as of a minute ago, so that `/status` can tell what is slow now.
+Kept twice: since the start, for Prometheus, and for the last minute, so that `/status` shows what is slow now.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from shared.channel import Status
 
-    Key = tuple[str, str]  # what, and the upstream's URL or nothing
+    Key = tuple[str, str]  # the kind of vector, and the upstream's URL or ""
     Vectors = Mapping[Key, Sequence[float]]
 
 _SNAPSHOT_EVERY_S: Final = 5.0
@@ -29,7 +29,7 @@ STAGES: Final = ("accept", "queue", "upstream", "store", "delivery")
 
 @dataclass(frozen=True, slots=True)
 class UpstreamTotals:
-    """`queue`, `latency`: histograms as of `shared/histogram.py`."""
+    """Counts of one upstream; `queue` and `latency` are histograms of `shared/histogram.py`."""
 
     attempts: int = 0
     faults: int = 0
@@ -40,14 +40,14 @@ class UpstreamTotals:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """`stages`: a histogram for each of `STAGES`; `upstreams`: by URL."""
+    """A histogram for each of `STAGES`, and the totals of each upstream by URL."""
 
     stages: Mapping[str, Sequence[float]] = field(default_factory=lambda: dict.fromkeys(STAGES, _NOTHING))
     upstreams: Mapping[str, UpstreamTotals] = field(default_factory=dict)
 
 
 class TimingLedger:
-    """Sums of what processes tell that count from their own start. No sum ever falls."""
+    """Sums over processes, each of which counts from its own start. No sum ever falls."""
 
     def __init__(self) -> None:
         self._totals: dict[Key, tuple[float, ...]] = {}
@@ -64,7 +64,7 @@ class TimingLedger:
                 last[key] = vector
 
     def forget(self, serial: int) -> None:
-        """The process has ended; its share of the sums stays."""
+        """Drop a process that has ended; its share of the sums stays."""
         self._last.pop(serial, None)
 
     def tick(self, now_s: float) -> None:
@@ -90,9 +90,9 @@ def _vectors(status: Status) -> Iterable[tuple[Key, Sequence[float]]]:
 
 
 def _grown(total: Sequence[float], vector: Sequence[float], before: Sequence[float]) -> tuple[float, ...]:
-    """`total` and by how much `vector` is above `before`; what is shorter counts as zeros."""
+    """Add to `total` by how much `vector` grew over `before`; shorter sequences are padded with zeros."""
     rows = zip(_padded(total, vector), vector, _padded(before, vector), strict=False)
-    # For each histogram of each worker, once a second: no call per number.
+    # Runs for each histogram of each worker once a second, so it makes no call per number.
     return tuple([added + (now - then if now > then else 0) for added, now, then in rows])
 
 

@@ -1,4 +1,4 @@
-"""`/upstreams` on the admin address: the list that all workers of all hosts follow."""
+"""`/upstreams` on the admin address: the published list of upstreams, which all workers of all hosts use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gateway.admin.view import Controls
 
-# A few hundred URLs; every worker keeps each of them.
+# Enough for a few hundred URLs; every worker keeps them all.
 _LARGEST_BODY_BYTES: Final = 64 * 1024
 _decoder: Final = msgspec.json.Decoder(list[str])
 
@@ -30,21 +30,21 @@ class UpstreamsEndpoint:
         self._controls = controls
 
     async def show(self, request: Request) -> Response:
-        return await self._answered(None)
+        return await self._reply(None)
 
     async def publish(self, request: Request) -> Response:
-        """PUT: a JSON list of base URLs."""
+        """Publish the JSON list of base URLs in the body."""
         try:
             wanted = read_list(await _body(request))
         except ValueError as error:
             return json_response({"detail": str(error)}, HTTPStatus.BAD_REQUEST)
-        return await self._answered(wanted)
+        return await self._reply(wanted)
 
     async def reset(self, request: Request) -> Response:
-        """DELETE: back to the flags."""
-        return await self._answered(())
+        """Go back to the upstreams of the flags."""
+        return await self._reply(())
 
-    async def _answered(self, wanted: Sequence[str] | None) -> Response:
+    async def _reply(self, wanted: Sequence[str] | None) -> Response:
         try:
             published = await self._controls.upstream_list(wanted)
         except StoreError as error:
@@ -59,13 +59,13 @@ class UpstreamsEndpoint:
 
 
 def read_list(body: bytes) -> tuple[str, ...]:
-    """Base URLs, each once, in order. Raises `ValueError` with a sentence for the operator."""
+    """Parse a JSON list of base URLs and drop duplicates. Raises `ValueError` with a sentence for the operator."""
     try:
         given = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise ValueError('give a JSON list of base URLs, such as ["http://10.0.0.5:8000"]') from None
     if not given:
-        raise ValueError("an empty list serves nobody; DELETE /upstreams goes back to the flags")
+        raise ValueError("an empty list would serve nobody; DELETE /upstreams goes back to the flags")
     return tuple(dict.fromkeys(_checked(url) for url in given))
 
 

@@ -1,4 +1,4 @@
-"""What the supervisor knows at one moment, as plain values: `/status`, `/metrics` and `/readyz` are made from it."""
+"""What the supervisor knows at one moment, as plain values; `/status`, `/metrics` and `/readyz` are made from it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot and the process that serves it; `pid` and what follows are None or zero while there is none.
+    """A slot and the process that serves it; from `pid` on, fields are None or zero while there is none.
 
-    `draining`: replaced processes of this slot that end what they run.
+    `draining` counts replaced processes of this slot that finish what they run.
     """
 
     slot: int
@@ -36,7 +36,7 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class SpareView:
-    """The process that waits for a slot; it serves nobody and is counted nowhere."""
+    """The process that waits for a slot; it serves nobody and no total includes it."""
 
     state: str
     pid: int
@@ -45,10 +45,11 @@ class SpareView:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`redis` is None while it does not answer; its URL is without a password. `spare`: None while there is none.
+    """The whole gateway.
 
-    `logprobs_scale`: by upstream, None where it is not known yet. `flag_upstreams`: those of the configuration, which
-    count while no list is published. `redis_lag_ms`: one round trip of the supervisor. `keys`: those of the file.
+    `redis` is None while Redis does not answer, and its URL has no password. `spare` is None while there is none.
+    `logprobs_scale` is by upstream, None while unknown. `flag_upstreams` are those of the configuration, which count
+    while no list is published. `redis_lag_ms` is a round trip of the supervisor. `keys` are those of the keys file.
     """
 
     url: str
@@ -71,20 +72,20 @@ class View:
 
 
 class Controls(Protocol):
-    """What the admin address may ask of the supervisor."""
+    """What the admin address may do with the supervisor."""
 
     def view(self) -> View: ...
 
     def restart_slot(self, slot: int) -> bool:
-        """Replace the slot's worker. False when there is no such slot."""
+        """Replace the slot's worker, or return False if there is no such slot."""
         ...
 
     def reload(self) -> None:
-        """What SIGHUP does. Raises `ConfigError` when the configuration is wrong now; then nothing changes."""
+        """Do what SIGHUP does. Raises `ConfigError` and changes nothing if the configuration is invalid now."""
         ...
 
     async def upstream_list(self, wanted: Sequence[str] | None) -> Sequence[str]:
-        """Publish `wanted`, unless it is None; the list that is published then, empty where there is none.
+        """Publish `wanted` unless it is None, and return the published list, empty if there is none.
 
         Raises `StoreError`.
         """

@@ -1,4 +1,4 @@
-"""One request to a running gateway's admin address, for the commands that talk to it."""
+"""Requests to the admin address of a running gateway, for the commands that use it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TIMEOUT_S: Final = 5.0
-# By the status code of a refusal.
-_HINTS: Final = {401: "; give --admin-key-file", 404: "; is that a gateway's admin address, not its public one?"}
+# Status code of a refusal -> hint.
+_HINTS: Final = {401: "; give --admin-key-file", 404: "; is this the admin address of a gateway, not its public one?"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class AdminClient:
     key: str | None
 
     def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """The JSON object of the reply.
+        """Send a request and return the JSON object of the reply.
 
-        Raises `StartError` with the gateway's own words where it has some, `ConfigError` for an address that is no URL.
+        Raises `StartError`, with the gateway's reason if it gives one, and `ConfigError` if the address is not a URL.
         """
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"--admin: {self.url!r} is not allowed; give a URL such as http://127.0.0.1:8001")
@@ -43,9 +43,9 @@ class AdminClient:
             raise StartError(f"{url} answered {error.code}{_HINTS.get(error.code) or _detail(error)}") from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
-            raise StartError(f"no gateway answers at {url}: {reason}; --admin says where to ask") from None
+            raise StartError(f"no gateway answers at {url}: {reason}; give its admin address with --admin") from None
         if not isinstance(answer, dict):
-            raise StartError(f"{url} is not a gateway's admin address")
+            raise StartError(f"{url} is not the admin address of a gateway")
         return answer
 
 
@@ -57,22 +57,22 @@ def _detail(error: urllib.error.HTTPError) -> str:
 
 
 def admin_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--admin` and `--admin-key-file`."""
+    """Add the options `--admin` and `--admin-key-file`."""
     address = click.option(
         "--admin",
         default="http://127.0.0.1:8001",
         show_default=True,
         metavar="URL",
-        help="The gateway's admin address.",
+        help="Admin address of the gateway.",
     )
     key_file = click.option(
-        "--admin-key-file", metavar="PATH", help="File with the admin key, for a gateway that was started with one."
+        "--admin-key-file", metavar="PATH", help="File with the admin key, if the gateway was started with one."
     )
     return address(key_file(function))
 
 
 def admin_client(url: str, key_file: str | None) -> AdminClient:
-    """Raises `StartError` when the key cannot be read."""
+    """Return a client for the options above. Raises `StartError` if the key file cannot be read."""
     return AdminClient(url, _key(key_file or os.environ.get("GATEWAY_ADMIN_KEY_FILE")))
 
 

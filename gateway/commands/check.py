@@ -1,4 +1,4 @@
-"""`gateway check`: the measuring and the table. What a measurement means is decided in `check.py`."""
+"""`gateway check`: measures, and prints the table. `findings.py` decides what a measurement means."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ if TYPE_CHECKING:
 @click.command(cls=SettingsCommand)
 @settings_options
 def check(**values: Any) -> int:
-    """Try everything that `gateway serve` with the same flags would need, and print a table.
+    """Test everything that `gateway serve` needs with the same flags, and print a table.
 
-    Nothing is changed and nothing stays running. Each upstream is asked to sample a few single tokens. Each line says
-    ok, warning (it would start, but mind this) or failure (it would not start, or not work), and what to do.
+    The command changes nothing and leaves nothing running. It samples a few single tokens from each upstream. Each line
+    says ok, warning (the gateway would start, but read this) or failure (it would not start or not work), and what to
+    do.
 
     \b
-    Exit codes:  0 no failure    1 at least one failure    2 wrong configuration
+    Exit codes:  0 no failure    1 at least one failure    2 invalid configuration
     """
     files: list[str] = []
     settings = settings_from(dict(values), files.append)
@@ -89,7 +90,7 @@ def _some(finding: Finding | None) -> list[Finding]:
 
 
 def _secret_files(settings: Settings, read: Sequence[str]) -> list[Finding]:
-    """`read`: the files of keys that the settings were made from."""
+    """Check the permissions of the key files that were `read` for the settings, and of the TLS key."""
     paths = [*read, *([settings.tls_key] if settings.tls_key else [])]
     return [checks.secret_file(path, stat.S_IMODE(os.stat(path).st_mode)) for path in paths]
 
@@ -103,7 +104,7 @@ def _sockets(settings: Settings) -> list[Finding]:
         try:
             listeners.open_single(host, port, flags).close()
         except StartError as error:
-            found.append(checks.failure(what, str(error), "a gateway that runs already holds its own ports"))
+            found.append(checks.failure(what, str(error), "a gateway that already runs holds these ports itself"))
         else:
             found.append(checks.ok(what, f"{host} port {port} is free" if port else f"{host}, any free port"))
     ours = [port for port in (settings.port, settings.admin_port) if port]
@@ -129,13 +130,13 @@ async def _redis(settings: Settings) -> list[Finding]:
         try:
             await backing.open()
         except StartError as error:
-            if backing.info is not None:  # it answers, and something about it will not do
+            if backing.info is not None:  # it answers, but cannot be used as it is
                 return checks.redis(backing.info, backing.description)
             return [
                 checks.failure(
                     "Redis",
                     str(error),
-                    "start it, or correct --redis-url; without one the gateway starts an embedded Redis",
+                    "start it, or correct --redis-url; without that flag the gateway starts an embedded Redis",
                 )
             ]
         try:
@@ -174,7 +175,7 @@ async def _training(settings: Settings) -> list[Finding]:
 async def _upstream(
     http: aiohttp.ClientSession, settings: Settings, upstream: str, offered: dict[str, list[OfferedModel]]
 ) -> list[Finding]:
-    """`offered`: what it offers is added."""
+    """Return the findings about one upstream, and add its models to `offered`."""
     found: list[Finding] = []
     try:
         listed = offered[upstream] = await offered_models(http, upstream)
@@ -200,11 +201,11 @@ def _print(findings: list[Finding]) -> None:
 
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")  # a command that is cut off cannot be copied
+    table.add_column(overflow="fold")  # a command that is cut off could not be copied
     for finding in findings:
         word = finding.verdict.value
         table.add_row(Text(word, _STYLES[word]), Text(f"{finding.subject}: {finding.detail}"))
-        if finding.advice:  # on a line of its own, where a command stays in one piece
+        if finding.advice:  # on its own line, so that a command stays in one piece
             table.add_row("", Text(f"-> {finding.advice}", "bold"))
     console = Console()
     console.print(table)

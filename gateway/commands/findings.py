@@ -1,7 +1,4 @@
-"""`gateway check`: everything that serve would need, tried, and what to do about what is missing.
-
-The findings are made by small functions from what was measured; the measuring is in `check_command.py`.
-"""
+"""What the measurements of `gateway check` mean, and what to do about them. Pure; `check.py` measures."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`advice`: what to do; empty when all is well."""
+    """One line of the table. `advice` says what to do and is empty if all is well."""
 
     subject: str
     verdict: Verdict
@@ -39,18 +36,18 @@ class Finding:
     advice: str = ""
 
 
-# Per worker: its listener, channel, Redis connections, libraries' own; the rest is for clients and upstreams.
+# For a worker's listener, channel, Redis connections and libraries; the rest is for clients and upstreams.
 _FDS_FOR_ITSELF: Final = 64
-# A worker that cannot hold this many connections will not carry a usual rollout.
+# With fewer, a worker cannot carry a usual rollout.
 _FEW_FDS: Final = 4096
 _CONNECTIONS: Final = "upstream connections"
 _MORE_FILES: Final = (
     "raise the hard limit of file descriptors: ulimit -Hn, LimitNOFILE= of systemd, ulimits: of compose"
 )
-# As deploy/sysctl.conf has it.
+# The range in deploy/sysctl.conf.
 _WIDEST: Final = (1024, 65535)
 _LITTLE_REDIS_MEMORY_BYTES: Final = 256 << 20
-# A reply may take its time; a session's silence is measured in minutes.
+# Far more than a slow reply explains, far less than a session's time-out.
 _MUCH_SKEW_S: Final = 5.0
 
 
@@ -67,12 +64,12 @@ def failure(subject: str, detail: str, advice: str) -> Finding:
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """1 when serve would not work."""
+    """Return 1 if serve would not work, otherwise 0."""
     return int(any(finding.verdict is Verdict.FAILURE for finding in findings))
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """How many of each verdict, in one line."""
+    """Count the verdicts, in one line."""
     count = Counter(finding.verdict for finding in findings)
     return ", ".join(f"{count[verdict]} {verdict.value}" for verdict in Verdict)
 
@@ -86,7 +83,7 @@ def file_descriptors(hard_limit: int) -> Finding:
 
 
 def descriptors_for_upstreams(hard_limit: int, max_connections: int | None) -> Finding | None:
-    """None where `--max-connections` leaves it to the gateway."""
+    """Refuse a `--max-connections` above the file descriptors, or return None if it fits or is left to the gateway."""
     if not max_connections or max_connections < hard_limit - _FDS_FOR_ITSELF:
         return None
     return failure(
@@ -98,11 +95,11 @@ def descriptors_for_upstreams(hard_limit: int, max_connections: int | None) -> F
 
 def backlog(wanted: int, somaxconn: int | None) -> Finding:
     if somaxconn is None:
-        return ok("listen backlog", f"{wanted}; the kernel does not tell its limit")
+        return ok("listen backlog", f"{wanted}; the kernel does not report its limit")
     if wanted > somaxconn:
         return warning(
             "listen backlog",
-            f"--backlog {wanted} is cut to {somaxconn}: that many connections may queue for one worker",
+            f"--backlog {wanted} is lowered to {somaxconn}: so many connections may queue for one worker",
             f"sysctl -w net.core.somaxconn={wanted}",
         )
     return ok("listen backlog", f"{wanted}")
@@ -113,7 +110,7 @@ def source_ip(address: str, refusal: str | None, connections: int) -> Finding:
         return failure(
             f"source IP {address}",
             f"cannot be bound: {refusal}",
-            f"ip address add {address}/32 dev lo (or a network interface), or take it out of --source-ips",
+            f"ip address add {address}/32 dev lo (or a network interface), or remove it from --source-ips",
         )
     return ok(f"source IP {address}", f"{connections} upstream connections for each worker on it")
 
@@ -121,7 +118,7 @@ def source_ip(address: str, refusal: str | None, connections: int) -> Finding:
 def connections_per_worker(
     settings: Settings, ports: tuple[int, int], address_index: int = 0, open_files: int | None = None
 ) -> int:
-    """What `--max-connections auto` gives the workers of the address; all workers share one when there is no list."""
+    """Return what `--max-connections auto` allows a worker on this address; without a list all workers share one."""
     addresses = max(len(settings.source_ips), 1)
     sharing = len(range(address_index, settings.workers, addresses))
     return connection_limit(ports, len(settings.upstreams), sharing, open_files)
@@ -130,7 +127,10 @@ def connections_per_worker(
 def connection_room(
     settings: Settings, ports: tuple[int, int], open_files: int | None = None, reserved: Sequence[range] = ()
 ) -> Finding:
-    """`open_files`: the hard limit of a process; `reserved`: ports that no outgoing connection gets."""
+    """Compare the upstream connections that are possible with the samples in flight.
+
+    `open_files` is the hard limit of a process, `reserved` are the ports that no outgoing connection gets.
+    """
     of_ports = _connections(settings, ports, None)
     wanted = settings.workers * settings.max_in_flight
     detail = f"{of_ports} at once from ports {ports[0]}-{ports[1]}, for at most {wanted} samples"
@@ -140,7 +140,7 @@ def connection_room(
             return warning(
                 _CONNECTIONS,
                 detail
-                + ", and there are not so many: connections above that fail for lack of ports, and are tried again",
+                + ", which is more than there are: connections above that fail for lack of ports and are retried",
                 "leave --max-connections at auto, or " + _more_ports(settings, ports, reserved),
             )
         return ok(_CONNECTIONS, detail)
@@ -173,13 +173,13 @@ def _more_ports(settings: Settings, ports: tuple[int, int], reserved: Sequence[r
 
 
 def _reserve(ports: Sequence[int], reserved: Sequence[range]) -> str:
-    """The list is set as a whole, so what is reserved already is in it."""
+    """Write the command that reserves `ports`. It sets the whole list, so it repeats what is already reserved."""
     kept = [str(each.start) if len(each) == 1 else f"{each.start}-{each.stop - 1}" for each in reserved]
     return f"sysctl -w net.ipv4.ip_local_reserved_ports={','.join([*kept, *map(str, ports)])}"
 
 
 def own_ports(taken: Sequence[int], ports: tuple[int, int], reserved: Sequence[range]) -> Finding | None:
-    """None when no outgoing connection can be given one of our own ports."""
+    """Warn if an outgoing connection can get one of our own ports, otherwise return None."""
     low, high = ports
     clashes = [port for port in taken if low <= port <= high and not any(port in each for each in reserved)]
     if not clashes:
@@ -187,24 +187,24 @@ def own_ports(taken: Sequence[int], ports: tuple[int, int], reserved: Sequence[r
     named = ",".join(map(str, clashes))
     return warning(
         "own ports",
-        f"{named} may be given to an outgoing connection; a restart then finds it taken",
+        f"an outgoing connection may get {named}; a restart then finds it in use",
         _reserve(clashes, reserved),
     )
 
 
 def secret_file(path: str, mode: int) -> Finding:
-    """`mode`: the permission bits."""
+    """Warn if others can use a file with keys; `mode` holds its permission bits."""
     if mode & 0o077:
         return warning(f"file {path}", f"mode {mode:04o}: others on this machine can use it", f"chmod 600 {path}")
     return ok(f"file {path}", f"mode {mode:04o}")
 
 
 def clock_skew(skew_s: float) -> Finding:
-    """By how much Redis' clock is ahead of ours."""
+    """Compare the clocks; `skew_s` is by how much Redis' clock is ahead of ours."""
     if abs(skew_s) > _MUCH_SKEW_S:
         return warning(
             "clocks",
-            f"Redis' clock is {skew_s:+.1f} s from this machine's; sessions are judged by the clocks of all hosts",
+            f"Redis' clock is {skew_s:+.1f} s from this machine's; session time-outs use the clocks of all hosts",
             "let NTP (chrony, systemd-timesyncd) set both",
         )
     return ok("clocks", f"Redis' is {skew_s:+z.1f} s from this machine's")
@@ -213,7 +213,13 @@ def clock_skew(skew_s: float) -> Finding:
 def redis(info: StoreInfo, where: str) -> list[Finding]:
     found = [ok("Redis", f"{where}: {info.mode}, version {info.version}")]
     if (refusal := policy_refusal(info)) is not None:
-        found.append(failure("Redis eviction", refusal, "CONFIG SET maxmemory-policy noeviction, and in its file"))
+        found.append(
+            failure(
+                "Redis eviction",
+                refusal,
+                "CONFIG SET maxmemory-policy noeviction, and set it in its configuration file",
+            )
+        )
     else:
         found.append(ok("Redis eviction", info.policy or "none"))
     return [*found, _redis_memory(info)]
@@ -225,11 +231,11 @@ def _redis_memory(info: StoreInfo) -> Finding:
         return warning(
             "Redis memory",
             f"{used} used, no limit: a full machine kills Redis, and all results with it",
-            "CONFIG SET maxmemory to what the machine can spare; new samples then get 429 when it is full",
+            "CONFIG SET maxmemory to what the machine can spare; when it is full, new samples get 429",
         )
     detail = f"{used} of {human_bytes(info.max_bytes)} used"
     if info.max_bytes - info.used_bytes < _LITTLE_REDIS_MEMORY_BYTES:
-        return warning("Redis memory", detail, "raise maxmemory; new samples get 429 when it is full")
+        return warning("Redis memory", detail, "raise maxmemory; when it is full, new samples get 429")
     return ok("Redis memory", detail)
 
 
@@ -245,9 +251,9 @@ def models(upstream: str, offered: Sequence[OfferedModel]) -> Finding:
 def missing_models(
     wanted: Sequence[ModelName], offered: Mapping[str, Sequence[OfferedModel]], *, all_answered: bool
 ) -> list[Finding]:
-    """`wanted`: of `--model`; one upstream that offers it is enough. `offered`: by upstream, of those that answered."""
+    """Report each `--model` that no upstream offers. `offered` holds the models of the upstreams that answered."""
     names = {model.name for models in offered.values() for model in models}
-    if not names:  # each of them has its own failure
+    if not names:  # each upstream has its own failure
         return []
     has = "; ".join(f"{url} offers {', '.join(sorted(each.name for each in offered[url]))}" for url in offered)
     return [
@@ -268,15 +274,15 @@ def upstream_failure(upstream: str, reason: str, *, answered: bool) -> Finding:
 
 
 def generations(upstream: str, choice: ProtocolChoice, status: int) -> Finding:
-    """`status`: of the answer to a generation that lacks all."""
+    """Say whether an upstream has the generate API, from its status for an empty generation."""
     subject = f"generations at {upstream}"
     found = has_generate(status)
     if found:
         return ok(subject, f"{UpstreamProtocol.GENERATE.path} is there")
     if found is None:
-        return warning(subject, f"answered {status} to a question about them", "try again; is the key the right one?")
+        return warning(subject, f"answered {status} to a probe", "try again; is the key right?")
     if choice is ProtocolChoice.AUTO:
-        return ok(subject, f"none, it is asked by {UpstreamProtocol.COMPLETIONS.path}")
+        return ok(subject, f"none; {UpstreamProtocol.COMPLETIONS.path} is used")
     return failure(
         subject,
         f"answers {status}: there is no {UpstreamProtocol.GENERATE.path}",
@@ -285,7 +291,7 @@ def generations(upstream: str, choice: ProtocolChoice, status: int) -> Finding:
 
 
 def training(url: str, status: int) -> Finding:
-    """By how it answers a question that every Tinker server knows."""
+    """Judge a training server by its status for a request that every Tinker server knows."""
     subject = f"training server {url}"
     if status in (401, 403):
         advice = "give --training-api-key-file, or --training-forward-key if the clients' keys are its own"
@@ -302,12 +308,12 @@ def training_failure(url: str, reason: str) -> Finding:
 def scaling(upstream: str, model: str, scales: bool | None) -> Finding:
     subject = f"logprobs of {model} at {upstream}"
     if scales is None:
-        return warning(subject, "one token did not tell whether they heed the temperature", "try again with more load")
+        return warning(subject, "one token did not show whether they use the temperature", "try again with more load")
     if scales:
-        return ok(subject, "heed the temperature")
+        return ok(subject, "use the temperature")
     return failure(
         subject,
-        "are raw: the same at temperature 0.5 and 1, so not those of the distribution sampled from",
+        "ignore the temperature: the same at 0.5 and 1, so not those of the sampled distribution",
         "start vLLM with --logprobs-mode processed_logprobs",
     )
 
@@ -315,7 +321,7 @@ def scaling(upstream: str, model: str, scales: bool | None) -> Finding:
 def libraries(missing: Sequence[str]) -> Finding:
     if missing:
         return failure("libraries", f"{', '.join(missing)} cannot be imported", "install the gateway again")
-    return ok("libraries", "uvloop and httptools are there")
+    return ok("libraries", "uvloop and httptools are installed")
 
 
 def protobuf(implementation: str) -> Finding:
@@ -330,9 +336,9 @@ def protobuf(implementation: str) -> Finding:
 
 def access(settings: Settings) -> Finding:
     if settings.api_keys == ():
-        return warning("API keys", "the keys file has no entry: nobody gets in", "gateway keys add NAME")
+        return warning("API keys", "the keys file has no entry: all requests are refused", "gateway keys add NAME")
     if settings.api_keys is not None:
         return ok("API keys", f"{len(settings.api_keys)}: {', '.join(key.name for key in settings.api_keys[:8])}")
     if settings.allow_anonymous:
-        return warning("API keys", "none: --allow-anonymous lets anybody in", "give --api-keys-file")
+        return warning("API keys", "none: --allow-anonymous lets everybody in", "give --api-keys-file")
     return ok("API keys", "none, and only this machine can connect")

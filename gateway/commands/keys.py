@@ -1,4 +1,4 @@
-"""`gateway keys`: who may come in, kept in the file of `--api-keys-file`."""
+"""`gateway keys` and `gateway new-key`: the API keys in the file of `--api-keys-file`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from shared.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_RANDOM_BYTES: Final = 24  # 192 bits: past guessing, and still one line
-_APPLY: Final = "A running gateway takes it over on SIGHUP, or on POST /reload at its admin address."
+_RANDOM_BYTES: Final = 24  # 192 bits: impossible to guess, and still one line
+_APPLY: Final = "A running gateway reads the file again on SIGHUP, or on POST /reload at its admin address."
 
 _file: Final = click.option(
     "--api-keys-file",
@@ -29,17 +29,17 @@ _file: Final = click.option(
     envvar=BY_KEY["api_keys_file"].variable,
     show_envvar=True,
     metavar="PATH",
-    help="The file of keys, the same that serve is given.",
+    help="File of keys, the same as for serve.",
 )
 
 
 def _limits(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for each limit that an entry may have."""
+    """Add an option for each limit that an entry may have."""
     texts = {
-        "max-in-flight": "Samples in flight on this gateway.",
-        "max-in-flight-bytes": "What its samples in flight hold in memory, such as 256MiB.",
-        "max-sessions": "Sessions at a time.",
-        "max-request-tokens": "num_samples x max_tokens of one request.",
+        "max-in-flight": "Most samples in flight on this gateway.",
+        "max-in-flight-bytes": "Most memory for its samples in flight, such as 256MiB.",
+        "max-sessions": "Most sessions at the same time.",
+        "max-request-tokens": "Largest num_samples x max_tokens of one request.",
     }
     for limit in reversed(tuple(LIMITS)):
         command = click.option(f"--{limit}", metavar="N", help=texts[limit])(command)
@@ -56,15 +56,14 @@ def keys() -> None:
 @_file
 @_limits
 def add(name: str, path: str, **given: str | None) -> None:
-    """Make an API key for NAME, enter it into the file, and print it.
+    """Make an API key for NAME, add it to the file, and print it.
 
-    The key is printed this once: the file holds its hash only. Without a limit the key may take what the gateway
-    takes.
+    The key is printed only this once: the file holds only its hash. A limit that is not given is that of the gateway.
     """
-    entry, key = _made(name, given)
+    entry, key = _new_key(name, given)
     with _edited(path) as edit:
         edit(lambda text: with_entry(text, entry, path))
-    _print_key(key)
+    click.echo(f"TINKER_API_KEY={key}")
     click.echo(f"{name} is in {path}. {_APPLY}", err=True)
 
 
@@ -81,9 +80,9 @@ def list_(path: str) -> None:
 @click.argument("name")
 @_file
 def revoke(name: str, path: str) -> None:
-    """Take NAME's entry out of the file.
+    """Remove the entry of NAME from the file.
 
-    After the reload its key is answered with 401, and what it had running is ended.
+    After the reload its key gets 401, and its running samples end.
     """
     with _edited(path) as edit:
         edit(lambda text: without_entry(text, name, path))
@@ -94,27 +93,23 @@ def revoke(name: str, path: str) -> None:
 @click.argument("name")
 @_limits
 def new_key(name: str, **given: str | None) -> None:
-    """Make an API key for NAME and print its entry, for a keys file that is written by other means.
+    """Make an API key for NAME and print its entry, for a keys file that something else writes.
 
-    Prints the key, to be handed to the caller and kept nowhere else, and below it the entry for the file given with
-    --api-keys-file. `gateway keys add` does the same and writes the file.
+    Prints the key, which only the caller should keep, and below it the entry for the file of --api-keys-file. `gateway
+    keys add` does the same and writes the file.
     """
-    entry, key = _made(name, given)
-    _print_key(key)
+    entry, key = _new_key(name, given)
+    click.echo(f"TINKER_API_KEY={key}")
     click.echo(f"\n{entry}", nl=False)
 
 
-def _made(name: str, given: dict[str, str | None]) -> tuple[str, str]:
-    """A new key's entry, and the key."""
+def _new_key(name: str, given: dict[str, str | None]) -> tuple[str, str]:
+    """Make a key, and return its entry and the key."""
     if not name.strip() or '"' in name or "\\" in name or not name.isprintable():
         raise click.BadParameter("use printable text without quotes and backslashes", param_hint="NAME")
     limits = parse_limits({limit.replace("_", "-"): text for limit, text in given.items() if text is not None}, name)
     key = "tml-" + secrets.token_urlsafe(_RANDOM_BYTES)
     return new_entry(name, key, limits), key
-
-
-def _print_key(key: str) -> None:
-    click.echo(f"TINKER_API_KEY={key}")
 
 
 def _read(path: str) -> str:
@@ -126,7 +121,7 @@ def _read(path: str) -> str:
 
 @contextmanager
 def _edited(path: str) -> Iterator[Callable[[Callable[[str], str]], None]]:
-    """Change the file's text as a whole, one command at a time. Raises `ConfigError`."""
+    """Yield a function that changes the file's text, while no other command does. Raises `ConfigError`."""
     target = Path(os.path.realpath(path))  # the file behind a link, not the link
     try:
         directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -142,7 +137,7 @@ def _edited(path: str) -> Iterator[Callable[[Callable[[str], str]], None]]:
 
 
 def _replace(target: Path, text: str) -> None:
-    """The old text or the new one, whenever it is read, and readable by its owner alone."""
+    """Replace the file at once, so that a reader sees the old text or the new one; only its owner can read it."""
     descriptor, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")  # 0600
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -150,7 +145,7 @@ def _replace(target: Path, text: str) -> None:
             file.flush()
             os.fsync(descriptor)
             with suppress(FileNotFoundError):
-                # A gateway that runs as somebody else goes on reading it.
+                # A gateway that runs as another user can still read it.
                 owner = target.stat()
                 os.fchown(descriptor, owner.st_uid, owner.st_gid)
         os.replace(draft, target)

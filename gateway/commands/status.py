@@ -1,4 +1,4 @@
-"""`gateway status`: what a running gateway's admin address tells, as tables."""
+"""`gateway status`: the `/status` of a running gateway as tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WATCH_EVERY_S: Final = 1.0
 
 @click.command()
 @admin_options
-@click.option("--json", "as_json", is_flag=True, help="Print /status as it is, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON of /status, for scripts.")
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
 def status(admin: str, admin_key_file: str | None, as_json: bool, watch: bool) -> int:
     """Show the workers, Redis, upstreams and samples of a running gateway.
@@ -58,7 +58,7 @@ def _watch(fetch: Callable[[], dict[str, Any]]) -> None:
 
 
 def tables(report: Mapping[str, Any]) -> RenderableType:
-    """The whole of `/status` for a terminal."""
+    """Return all of `/status` as tables for a terminal."""
     from rich.console import Group
     from rich.text import Text
 
@@ -95,8 +95,8 @@ def _worker_row(worker: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _upstream_row(upstream: Mapping[str, Any]) -> dict[str, Any]:
-    """`logprobs_scale` in words: an operator who sees `raw` has something to mend."""
-    words = {True: "heed the temperature", False: "raw: see processed_logprobs", None: None}
+    """Return the row of an upstream. If it says `raw`, the operator has something to fix."""
+    logprobs = {True: "use the temperature", False: "raw: see processed_logprobs", None: None}
     latency_s = upstream["latency_s"]
     return {
         "url": upstream["url"],
@@ -105,7 +105,7 @@ def _upstream_row(upstream: Mapping[str, Any]) -> dict[str, Any]:
         "failed": upstream["failed_attempts"],
         "p50 s": latency_s["p50"],
         "p99 s": latency_s["p99"],
-        "logprobs": words[upstream["logprobs_scale"]],
+        "logprobs": logprobs[upstream["logprobs_scale"]],
     }
 
 
@@ -123,7 +123,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    # One space between columns: ten of them are to fit into 80.
+    # One space between columns, so that ten columns fit into 80 characters.
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in rows[0] if rows else ():
         table.add_column(name.replace("_", " "), overflow="fold")

@@ -1,4 +1,4 @@
-"""The run directory, private to one user and one gateway. It holds the pid file and the socket of the embedded Redis."""
+"""The run directory, private to one user and one gateway. It holds the pid file and the embedded Redis' socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check each upstream again and again: do its sampled logprobs use the temperature, and does it list our models?
+"""Check each upstream again and again: whether its sampled logprobs use the temperature, and which models it lists.
 
 A vLLM may be restarted with other flags under the same URL. The watch notices an upstream that becomes wrong and one
 that was fixed, without a restart of the gateway. It also logs a `--model` that no upstream lists.

@@ -67,7 +67,7 @@ def test_the_command_sets_lists_and_resets(gateway: GatewayProcess, tmp_path: Pa
     assert "http://10.0.0.2:8000" in done.stdout
     assert "2 upstreams, published at run time" in command(gateway, tmp_path, "list").stdout
     assert command(gateway, tmp_path, "reset").returncode == 0
-    assert "those of the flags" in command(gateway, tmp_path, "list").stdout
+    assert "set by the flags" in command(gateway, tmp_path, "list").stdout
 
 
 def test_the_command_passes_a_refusal_on_in_one_line(gateway: GatewayProcess, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_list_outlives_workers_and_an_emptied_redis(fleet: Fleet, redis: Redis
     follows(host, new)
     assert redis.command("FLUSHALL") == b"+OK\r\n"
     eventually(lambda: "published" in upstreams_command(host, "list"), "the list in Redis again")
-    assert "those of the flags" in upstreams_command(host, "reset")
+    assert "set by the flags" in upstreams_command(host, "reset")
     follows(host, old)
 
 
