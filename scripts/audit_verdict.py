@@ -1,4 +1,4 @@
-"""What pip-audit's report means for CI: `python audit_verdict.py REPORT`."""
+"""Judge a report of pip-audit for CI: `python audit_verdict.py REPORT`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def verdict(report: str) -> tuple[int, str]:
     try:
         dependencies: list[dict[str, Any]] = json.loads(report)["dependencies"]
     except (ValueError, KeyError, TypeError):
-        return 0, "audit: not checked: the advisories could not be asked"
+        return 0, "audit: not checked: the advisories could not be reached"
     unchecked = [one["name"] for one in dependencies if "skip_reason" in one]
     found = [
-        f"audit: {one['name']} {one['version']}: {flaw['id']}, mended in {', '.join(flaw['fix_versions']) or 'nothing'}"
+        f"audit: {one['name']} {one['version']}: {flaw['id']}, fixed in {', '.join(flaw['fix_versions']) or 'nothing'}"
         for one in dependencies
         for flaw in one.get("vulns", ())
     ]

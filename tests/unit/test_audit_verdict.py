@@ -1,4 +1,4 @@
-"""The dependency audit: known vulnerabilities fail, what could not be asked does not."""
+"""The dependency audit: a known vulnerability fails, an unreachable registry does not."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ FLAWED = {"name": "flawed", "version": "1.0", "vulns": [FLAW]}
 UNKNOWN = {"name": "unknown", "skip_reason": "not found"}
 
 
-def told(*dependencies: dict[str, Any]) -> str:
+def report_of(*dependencies: dict[str, Any]) -> str:
     return json.dumps({"dependencies": list(dependencies), "fixes": []})
 
 
 @pytest.mark.parametrize(
     ("report", "code", "words"),
     [
-        (told(CLEAN), 0, ["1 dependencies checked, 0 known vulnerabilities"]),
-        (told(CLEAN, FLAWED), 1, ["flawed 1.0: PYSEC-1, mended in 1.1", "2 dependencies checked"]),
-        (told(CLEAN, UNKNOWN), 0, ["1 dependencies checked", "not checked: unknown"]),
-        (told(FLAWED, UNKNOWN), 1, ["not checked: unknown"]),
-        ("", 0, ["not checked: the advisories could not be asked"]),
+        (report_of(CLEAN), 0, ["1 dependencies checked, 0 known vulnerabilities"]),
+        (report_of(CLEAN, FLAWED), 1, ["flawed 1.0: PYSEC-1, fixed in 1.1", "2 dependencies checked"]),
+        (report_of(CLEAN, UNKNOWN), 0, ["1 dependencies checked", "not checked: unknown"]),
+        (report_of(FLAWED, UNKNOWN), 1, ["not checked: unknown"]),
+        ("", 0, ["not checked: the advisories could not be reached"]),
         ("[]", 0, ["not checked"]),
     ],
 )

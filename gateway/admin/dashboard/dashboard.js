@@ -1,8 +1,8 @@
-// The operators' page: asks /status once a second and draws it. What is shown is text, never markup: a model's or an
-// upstream's name cannot become a part of the page.
+// The operators' page: reads /status once a second and draws it. Everything is shown as text, never as markup, so the
+// name of a model or an upstream cannot change the page.
 
 const EVERY_MS = 1000;
-const HISTORY = 120; // two minutes of looks
+const HISTORY = 120; // two minutes of readings
 const KEY = "gateway-admin-key";
 const SVG = "http://www.w3.org/2000/svg";
 const STATES = { up: "good", ready: "good", resting: "bad", killed: "bad", stopped: "bad", "backing off": "bad" };
@@ -13,7 +13,7 @@ const STAGES = {
   store: "Store: written to Redis",
   delivery: "Delivery: until a client has it",
 };
-// An upstream is called slow when its median is this many times that of the fastest, and above what is noise.
+// An upstream is shown as slow if its median is this many times that of the fastest, and above the noise.
 const SLOW_FACTOR = 2;
 const SLOW_ABOVE_S = 0.05;
 
@@ -67,7 +67,7 @@ function bar(fraction, kind = "") {
   return element("div", `bar ${kind}`, filled);
 }
 
-/** `columns`: [title, class, row => text or element]. With `cards` the rows become cards on a phone, see the style sheet. */
+/** `columns`: [title, class, row => text or element]. With `cards`, the style sheet shows rows as cards on a phone. */
 function table(id, columns, rows, cards = false) {
   const head = element("tr", "", ...columns.map(([title, kind]) => element("th", kind, title)));
   const body = rows.map((row) =>
@@ -85,7 +85,7 @@ function facts(id, rows) {
     element("tr", "", element("th", "", title), element("td", "fact", value))));
 }
 
-/** Left alone while it says the same: an operator may be copying a sentence of it. */
+/** Changes nothing while the text is the same: an operator may be copying a sentence. */
 function sentences(id, said) {
   const list = $(id);
   const shown = [...list.children].map((item) => item.textContent);
@@ -113,11 +113,11 @@ function sparkline(values) {
   return svg;
 }
 
-// -- what changed between looks -----------------------------------------------------------------------------------------
+// -- changes between readings -------------------------------------------------------------------------------------------
 
 const total = (status, names) => names.reduce((sum, name) => sum + (status.counters[name] ?? 0), 0);
 
-/** Per second, for every look but the first. A gateway that was restarted counts from zero: that is no negative rate. */
+/** Rates per second, for every reading but the first. A restarted gateway counts from zero, which is no negative rate. */
 function rates(...names) {
   return looks.slice(1).map((look, i) => {
     const passed = (look.at - looks[i].at) / 1000;
@@ -130,7 +130,7 @@ function lately(name) {
 }
 
 const last = (values) => values.at(-1) ?? 0;
-// One look is a second: what people read is the mean of a few.
+// A reading covers one second; people read the mean of a few.
 const smooth = (values) => values.map((_, i) => {
   const few = values.slice(Math.max(0, i - 4), i + 1);
   return few.reduce((sum, value) => sum + value, 0) / few.length;
@@ -156,7 +156,7 @@ function drawTiles(status) {
   $("tiles").replaceChildren(
     tile("Throughput", `${rate(last(done))} /s`, `${count(status.samples.completed)} completed`, done),
     tile("In flight", count(sum(status.workers, "in_flight")),
-      paused ? `${count(paused)} wait for an upstream` : bytes(sum(status.workers, "in_flight_bytes")),
+      paused ? `${count(paused)} waiting for an upstream` : bytes(sum(status.workers, "in_flight_bytes")),
       gauge((each) => sum(each.workers, "in_flight")), paused > 0),
     tile("Upstream latency", seconds(stages.upstream.p50), `p99 ${seconds(stages.upstream.p99)}, last minute`,
       gauge((each) => each.stages_s.upstream.p50 ?? 0)),
@@ -212,8 +212,8 @@ function drawStages({ stages_s: stages }) {
 function counted(id, title, names) {
   table(id, [
     [title, "name", (row) => row.title],
-    ["In all", "number", (row) => count(row.all)],
-    ["Lately", "number", (row) => count(row.lately)],
+    ["Total", "number", (row) => count(row.all)],
+    ["2 min", "number", (row) => count(row.lately)],
   ], names.map(([name, shown]) => ({ title: shown, all: total(looks.at(-1).status, [name]), lately: lately(name) })));
 }
 
@@ -274,9 +274,9 @@ function drawKeys({ keys }) {
     ["In flight", "number", (each) => count(each.in_flight)],
     ["Held", "number", (each) => bytes(each.in_flight_bytes)],
     ["Samples", "number", (each) => count(each.samples)],
-    ["Lately", "number", (each) => count(lately(each, "samples"))],
+    ["2 min", "number", (each) => count(lately(each, "samples"))],
     ["Refused", "number", (each) => count(each.rejected)],
-    ["Refused lately", "number", (each) => count(lately(each, "rejected"))],
+    ["Refused, 2 min", "number", (each) => count(lately(each, "rejected"))],
     ["Share in flight", "gauge", (each) => bar(each.in_flight / most)],
   ], keys, true);
 }
@@ -296,7 +296,7 @@ function showHealth(text, kind) {
   $("health").className = `badge ${kind}`;
 }
 
-// -- asking ---------------------------------------------------------------------------------------------------------------
+// -- reading --------------------------------------------------------------------------------------------------------------
 
 async function ask(path) {
   const key = sessionStorage.getItem(KEY);
@@ -307,7 +307,7 @@ async function ask(path) {
 function wantKey() {
   const wrong = sessionStorage.getItem(KEY) !== null;
   sessionStorage.removeItem(KEY);
-  $("login-error").textContent = wrong ? "That is not the admin key." : "";
+  $("login-error").textContent = wrong ? "This is not the admin key." : "";
   $("login").hidden = false;
   $("board").hidden = true;
   showHealth("locked", "warn");
