@@ -1,4 +1,4 @@
-"""Time as a value that is handed in, so that tests own it."""
+"""Clocks, which are passed as arguments so that tests control the time."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """The two readings of time that the product uses."""
+
     def monotonic_s(self) -> float:
-        """Seconds since an arbitrary start; for deadlines."""
+        """Return seconds since an arbitrary start; for deadlines."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since the Unix epoch; for what other hosts compare with their own clock."""
+        """Return milliseconds since the Unix epoch; for times that other hosts compare with their own clock."""
         ...
 
 
 class SystemClock:
-    # The function itself: a dozen times for each sample, a frame around it costs more than the reading.
+    """The clock of the operating system."""
+
+    # The function itself: it is called a dozen times for each sample, and a Python frame costs more than the reading.
     monotonic_s = staticmethod(time.monotonic)
 
     def wall_ms(self) -> int:

@@ -1,7 +1,7 @@
 """The configuration of a running gateway, as plain frozen values.
 
-Parsing (flags, environment, TOML) and checking live in `gateway/settings/`; the workers only ever see these structs,
-handed over as JSON on their control channel. Defaults and names are those of docs/interface.md.
+Parsing (flags, environment, TOML) and checking are in `gateway/settings/`. The workers only see these structs, which
+they get as JSON over their control channel. Defaults and names are those of docs/interface.md.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ GIB = 1024 * MIB
 
 
 class ModelName(msgspec.Struct, frozen=True):
-    """A base model offered to clients, and the upstream's name for it."""
+    """A base model that clients may sample, and the upstream's name for it."""
 
     name: str
     upstream_name: str
 
     @property
     def flag(self) -> str:
-        """As `--model` has it."""
+        """The model as a value of `--model`."""
         return self.name if self.name == self.upstream_name else f"{self.name}={self.upstream_name}"
 
 
 class ImageToken(msgspec.Struct, frozen=True):
-    """The token that stands for an image in the prompts of a base model; `model`: its name for clients."""
+    """The token that represents an image in the prompts of a base model. `model` is its name for clients."""
 
     model: str
     token_id: int
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `gateway serve` can be told; see docs/interface.md for the meaning of each."""
+    """The settings of `gateway serve`; docs/interface.md explains each."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -58,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout_s: float = 60.0
     upstream_wait_s: float = 2048.0
     upstream_keep_alive_s: float = 4.0
-    max_connections: int | None = None  # None: what the source IP's ephemeral ports allow; 0: no limit
+    max_connections: int | None = None  # None: as many as the source IP has ephemeral ports for; 0: no limit
     max_in_flight: int = 65_536
     max_in_flight_bytes: int = GIB
     max_body_bytes: int = 64 * MIB
@@ -75,7 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     training_upstream: str | None = None
     training_api_key: str | None = None
     training_forward_key: bool = False
-    api_keys: tuple[ApiKey, ...] | None = None  # None: no keys file, everybody is anonymous; (): nobody gets in
+    api_keys: tuple[ApiKey, ...] | None = None  # None: no keys file, everybody is anonymous; (): nobody is admitted
     allow_anonymous: bool = False
     admin_host: str = "127.0.0.1"
     admin_port: int = 8001
@@ -92,17 +92,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lora_name_template(self) -> str:
-        """The default depends on whether adapters are loaded on demand (then names must be unique per checkpoint)."""
+        """The template of adapter names.
+
+        Its default depends on whether adapters are loaded on demand: then names must be unique for each checkpoint.
+        """
         if self.lora_name is not None:
             return self.lora_name
         return "{run_id}--{checkpoint}" if self.lora_path is not None else "{run_id}"
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker process needs: the settings, its slot, and what the supervisor has resolved for it."""
+    """The configuration of one worker process: the settings, its slot, and what the supervisor resolved for it."""
 
     settings: Settings
     slot: int
-    instance: str  # 16 characters, new for every process: the owner of samples in the store
+    instance: str  # 16 characters, new for each process: the owner of samples in the store
     source_ip: str | None
-    redis_url: str  # of the embedded server when none was given
+    redis_url: str  # that of the embedded server if none was given

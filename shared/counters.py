@@ -1,6 +1,6 @@
-"""A worker's counters: plain integers, shipped to the supervisor once a second, which adds them up across restarts.
+"""A worker's counters: plain integers, sent once a second to the supervisor, which adds them up across restarts.
 
-An increment costs tens of nanoseconds; what Prometheus, `/status` and the bench report show is made from these.
+An increment costs tens of nanoseconds. Prometheus, `/status` and the bench report show figures made from these.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Where a sample's time goes here; what it waits for and what it spends at an upstream is kept by upstream."""
+    """The time that samples spend at each stage in a worker; time at an upstream is counted for each upstream."""
 
     accept: Histogram = field(default_factory=Histogram)  # entering it into the store, before the promise
     store: Histogram = field(default_factory=Histogram)  # from its ending until that is written
-    delivery: Histogram = field(default_factory=Histogram)  # from there until this worker has handed it over
+    delivery: Histogram = field(default_factory=Histogram)  # from there until this worker has delivered it
 
     def snapshot(self) -> dict[str, tuple[float, ...]]:
         return {field.name: getattr(self, field.name).snapshot() for field in fields(self)}
@@ -28,6 +28,8 @@ class Stages:
 
 @dataclass(slots=True)
 class Counters:
+    """The counters of one worker; each field is a name in `Status.counters`."""
+
     begun: int = 0
     completed: int = 0
     failed: int = 0
@@ -72,7 +74,7 @@ class Counters:
     stages: Stages = field(default_factory=Stages)
 
     def answered(self, status: int) -> None:
-        """408 is "still running", and no error."""
+        """Count a reply that is an error; 408 means "still running" and is none."""
         if status >= 500:
             self.http_server_errors += 1
         elif status >= 400 and status != 408:

@@ -1,7 +1,7 @@
-"""Latencies in buckets, four to a doubling, from half a millisecond to 35 minutes: what a generation may take.
+"""Latencies in buckets, four to a doubling, from half a millisecond to 35 minutes, the range of generations.
 
-Adding is an `append`, so that it may stand on the hot path; what was added is put into its buckets when somebody looks,
-once a second in a worker. A quantile read from it is right within its bucket, that is, to 19 %, or to half a
+Adding is a list's `append`, cheap enough for the hot path. The values are put into their buckets when somebody takes a
+snapshot, once a second in a worker. A quantile read from it is accurate within its bucket, that is, to 19 % or half a
 millisecond: an upstream that is a third slower than another shows as slower.
 """
 
@@ -17,34 +17,36 @@ if TYPE_CHECKING:
 _FIRST_S: Final = 0.0005
 _DOUBLINGS: Final = 22
 PER_DOUBLING: Final = 4
-# Every `PER_DOUBLING`th is the first one doubled, to the last digit: these are the bounds in `/metrics`.
+# Every `PER_DOUBLING`th bound is exactly the first one doubled: these are the bounds in `/metrics`.
 BOUNDS_S: Final[tuple[float, ...]] = tuple(
     _FIRST_S * 2.0 ** (i / PER_DOUBLING) for i in range(_DOUBLINGS * PER_DOUBLING + 1)
 )
-# One count for each bound, one for what lies above the last, and the sum of all in seconds.
+# One count for each bound, one for values above the last, and the sum of all values in seconds.
 FIELDS: Final = len(BOUNDS_S) + 2
 
 
 class Histogram:
-    __slots__ = ("_counts", "_new_s", "_sum_s", "_told", "add")
+    """Count latencies by bucket. `add` takes seconds."""
+
+    __slots__ = ("_counts", "_new_s", "_snapshot", "_sum_s", "add")
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
         self._new_s: list[float] = []
-        self._told: tuple[float, ...] = (0.0,) * FIELDS
+        self._snapshot: tuple[float, ...] = (0.0,) * FIELDS
         self.add: Callable[[float], None] = self._new_s.append
 
     def snapshot(self) -> tuple[float, ...]:
-        """`FIELDS` numbers that never fall: counts by bucket, the count above them, the sum in seconds."""
+        """Return `FIELDS` numbers that never fall: counts by bucket, the count above them, the sum in seconds."""
         if self._new_s:
             counts = self._counts
             for seconds in self._new_s:
                 counts[bisect_left(BOUNDS_S, seconds)] += 1
             self._sum_s += sum(self._new_s)
             self._new_s.clear()
-            self._told = (*counts, round(self._sum_s, 6))
-        return self._told
+            self._snapshot = (*counts, round(self._sum_s, 6))
+        return self._snapshot
 
 
 def count(snapshot: Sequence[float]) -> int:
@@ -52,9 +54,9 @@ def count(snapshot: Sequence[float]) -> int:
 
 
 def quantile_s(snapshot: Sequence[float], q: float) -> float | None:
-    """The `q`-th quantile (0..1) in seconds, linear within its bucket; None when nothing was added.
+    """Return the `q`-th quantile (0..1) in seconds, linear within its bucket, or None if nothing was added.
 
-    What lies above the last bound is told as the last bound.
+    A value above the last bound is reported as the last bound.
     """
     below = [0.0, *accumulate(snapshot[:-1])]
     rank = q * below[-1]

@@ -1,9 +1,7 @@
-"""Saying a thing once in a while, however often it happens.
+"""Logging with the standard library: one line per event, as text for people or as JSON for machines.
 
-Logging: the standard library's, one line per event, as text for people or as JSON for machines.
-
-A record is a static message and fields beside it (`extra={...}`), so that lines can be counted and searched. Prompts,
-tokens and keys are never fields.
+A record is a static message with separate fields (`extra={...}`), so that lines can be counted and searched. Prompts,
+tokens and keys are never fields. A `Throttle` limits how often a line that may repeat is logged.
 """
 
 from __future__ import annotations
@@ -17,23 +15,23 @@ import orjson
 
 
 class Throttle:
-    """At most one line per subject in `every_s`. The subjects are a bounded set."""
+    """Allow at most one line per subject in `every_s`. The subjects are a bounded set."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
-        self._said: dict[str, tuple[float, int]] = {}
+        self._logged: dict[str, tuple[float, int]] = {}
 
     def allow(self, subject: str, now_s: float) -> int | None:
-        """How many were held back since the last line when this one may be said; None: hold it back, too."""
-        said_s, held_back = self._said.get(subject, (float("-inf"), 0))
-        if now_s - said_s < self._every_s:
-            self._said[subject] = (said_s, held_back + 1)
+        """Return how many lines were suppressed since the last one, or None if this one must be suppressed as well."""
+        logged_s, suppressed = self._logged.get(subject, (float("-inf"), 0))
+        if now_s - logged_s < self._every_s:
+            self._logged[subject] = (logged_s, suppressed + 1)
             return None
-        self._said[subject] = (now_s, 0)
-        return held_back
+        self._logged[subject] = (now_s, 0)
+        return suppressed
 
 
-# What every LogRecord has; whatever else is there came in through `extra`.
+# The attributes of every LogRecord; any other came in through `extra`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -42,7 +40,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (RFC 3339, UTC), level, logger, message, the fixed fields, the record's own."""
+    """Write one JSON object per line: time (RFC 3339, UTC), level, logger, message and fields."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
@@ -66,7 +64,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:01 WARNING gateway.fleet a worker died  slot=1 code=-9`"""
+    """Write lines like `12:00:01 WARNING gateway.fleet a worker died  slot=1 code=-9`."""
 
     def __init__(self, fixed: dict[str, Any]) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s %(message)s", "%H:%M:%S")
@@ -79,14 +77,14 @@ class TextFormatter(logging.Formatter):
 
 
 def without_query(record: logging.LogRecord) -> bool:
-    """An access line's filter: nothing here takes a query, so what stands in one is a mistake, a key perhaps."""
+    """Cut queries from access lines: no path takes one, so its text is a client's mistake, perhaps a key."""
     if isinstance(record.args, tuple):
         record.args = tuple(value.partition("?")[0] if isinstance(value, str) else value for value in record.args)
     return True
 
 
 def configure_logging(format_: str, level: str, stream: TextIO | None = None, **fixed: Any) -> None:
-    """Route everything to `stream` (standard error), as `text` or `json`; `fixed` fields go on every line."""
+    """Write all logs to `stream` (standard error), as `text` or `json`, with the `fixed` fields on every line."""
     handler = logging.StreamHandler(stream or sys.stderr)
     formatter = JsonFormatter(fixed) if format_ == "json" else TextFormatter(fixed)
     # Wall time in UTC, so that lines of several hosts can be merged.
@@ -95,10 +93,10 @@ def configure_logging(format_: str, level: str, stream: TextIO | None = None, **
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Libraries speak only when something is wrong.
+    # Libraries log only problems.
     for library in ("uvicorn", "asyncio", "aiohttp"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    # Its lines are asked for, by --access-log.
+    # These lines were asked for with --access-log.
     access = logging.getLogger("uvicorn.access")
     access.setLevel(logging.INFO)
     access.addFilter(without_query)

@@ -3,14 +3,14 @@
     python -m workers.entry --channel-fd N
 
 Only the supervisor starts this. Nothing secret is on the command line: the configuration comes over the channel, and
-with it the slot's listening socket.
+the slot's listening socket with it.
 
-A spare is a process that has no slot yet. It imports what a worker is made of, then reports "warm" each second until it
-gets a slot; from then on it is a worker like any other. Its imports run beside workers under load, so they get a low
-priority. Without privileges a priority can be lowered and never raised again, but on Linux it belongs to a thread: a
-thread of its own imports, and the main thread, which will serve, keeps the normal priority.
+A spare is a process that has no slot yet. It imports everything that a worker needs, then reports "warm" each second
+until it gets a slot; from then on it is a worker like any other. Its imports run beside workers under load, so they get
+a low priority. Without privileges a process can lower a priority but never raise it again. On Linux, however, a
+priority belongs to a thread: a separate thread imports, and the main thread, which will serve, keeps the normal one.
 
-What a worker is made of is imported inside functions, so that a spare can choose when.
+The worker's modules are imported inside functions, so that a spare can choose when.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from workers.supervision import Supervision, read_start
 if TYPE_CHECKING:
     from shared.config import WorkerConfig
 
-# The URL of Redis decides which store is imported, and a spare does not know it yet; it is nearly always this one.
+# The Redis URL decides which store is needed, and a spare does not know it yet; it is nearly always this one.
 _IMPORTED_AHEAD: Final = ("uvloop", "shared.store.one_server", "workers.worker")
-# A third of what a busy process gets. With less, the next fault on a busy machine comes before the spare is warm.
+# This gives a third of a busy process's share. With less, the next crash on a busy machine could come before the spare
+# is warm.
 _NICENESS: Final = 5
-# How soon the end of the imports is noticed; a look costs microseconds.
+# How soon the end of the imports is noticed. A look costs microseconds.
 _LOOK_EVERY_S: Final = 0.1
-# glibc's numbers of these options.
+# The numbers of these options in glibc.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
-# Above this size glibc asks the kernel for blank pages and gives them back at once (upstream/client/connection.py).
-# Smaller blocks are kept and used again, up to a limit; by default glibc gives the body of each long prompt back.
+# Above this size glibc asks the kernel for blank pages and returns them at once (upstream/client/connection.py).
+# Smaller blocks are kept and reused, up to a limit; by default glibc would return the body of each long prompt.
 OWN_PAGES_FROM_BYTES: Final = 4 * 1024 * 1024
 _KEPT_FREE_BYTES: Final = 32 * 1024 * 1024
 
@@ -54,7 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="workers.entry", description="One gateway worker; started by the supervisor.")
     parser.add_argument("--channel-fd", type=int, required=True)
     arguments = parser.parse_args()
-    # Ctrl-C reaches the whole process group; only the supervisor's orders count.
+    # Ctrl-C reaches the whole process group, but only the supervisor's orders count.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel_socket = socket.socket(fileno=arguments.channel_fd)
@@ -67,7 +68,7 @@ def main() -> int:
 
 
 def serve(config: WorkerConfig, listener: socket.socket, channel_socket: socket.socket) -> int:
-    """Block until the worker has ended, and return its exit code."""
+    """Serve until the worker has ended, and return its exit code."""
     import uvloop
 
     keep_freed_memory()
@@ -82,7 +83,7 @@ async def _run(config: WorkerConfig, listener: socket.socket, channel_socket: so
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep small freed blocks for the next use; does nothing where the C library is not glibc."""
+    """Make this process keep small freed blocks for reuse, if the C library is glibc."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_MMAP_THRESHOLD, OWN_PAGES_FROM_BYTES)
@@ -93,15 +94,15 @@ def keep_freed_memory() -> None:
 
 
 def warm_up(channel_socket: socket.socket) -> None:
-    """Import all that a worker needs, and return when there is something to read.
+    """Import everything that a worker needs, and return when there is something to read.
 
-    Raises `EOFError` when the supervisor is gone, `ImportError`.
+    Raise `EOFError` if the supervisor is gone, and `ImportError`.
     """
     importer = threading.Thread(target=_import_at_leisure, name="importer", daemon=True)
     importer.start()
     while not _readable(channel_socket, _LOOK_EVERY_S):
         if not importer.is_alive():
-            _import_all()  # an error of the thread is raised again here, and ends the process
+            _import_all()  # raises an error of the thread again, which ends the process
             _report_warm(channel_socket)
             return
 
@@ -109,7 +110,7 @@ def warm_up(channel_socket: socket.socket) -> None:
 def _import_at_leisure() -> None:
     os.nice(_NICENESS)
     _import_all()
-    # None of it is ever garbage: the collector need not look at it when the worker starts (worker.py).
+    # None of it is ever garbage, so the collector need not look at it when the worker starts (worker.py).
     gc.freeze()
 
 

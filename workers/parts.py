@@ -41,7 +41,7 @@ _REQUESTS_PER_TURN: Final = 16
 
 @dataclass(slots=True)
 class Live:
-    """What a reload may change while requests are served."""
+    """The settings and keys that a reload may change while requests are served."""
 
     settings: Settings
     keyring: Keyring

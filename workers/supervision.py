@@ -1,4 +1,4 @@
-"""The worker's end of the control channel: orders in, status out, and the news that the supervisor is gone."""
+"""The worker's end of the control channel: orders in, status out, and the end of the supervisor."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from shared.channel import ToSupervisor, ToWorker
 
 
-# A configuration with some thousand keys; a longer one takes more turns.
+# A configuration with some thousand keys fits; a longer one takes more reads.
 _CHUNK_BYTES: Final = 1 << 16
 
 
 def read_start(sock: socket.socket, prepare: Callable[[socket.socket], None]) -> tuple[channel.Start, socket.socket]:
-    """The start and the slot's listening socket; before it, `prepare` when the supervisor says so.
+    """Return the start order and the slot's listening socket. Call `prepare` first if the supervisor asks for that.
 
-    There is no event loop yet. Raises `EOFError` when the supervisor is gone, `ValueError` on anything but a start.
+    There is no event loop yet. Raise `EOFError` if the supervisor is gone, `ValueError` for any other order.
     """
     order, listener = _read_order(sock)
     if isinstance(order, channel.Prepare):
@@ -35,11 +35,11 @@ def read_start(sock: socket.socket, prepare: Callable[[socket.socket], None]) ->
 
 
 def _read_order(sock: socket.socket) -> tuple[channel.ToWorker, socket.socket | None]:
-    """One line, and the socket that came with its first byte; reads not a byte of what follows."""
+    """Read one line, and the socket that came with its first byte, but no byte of what follows."""
     first, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
     listener = socket.socket(fileno=descriptors[0]) if descriptors else None
     if listener is not None:
-        listener.set_inheritable(False)  # recv_fds takes no notice of MSG_CMSG_CLOEXEC
+        listener.set_inheritable(False)  # recv_fds ignores MSG_CMSG_CLOEXEC
     line = bytearray(first)
     while not line.endswith(b"\n"):
         ahead = sock.recv(_CHUNK_BYTES, socket.MSG_PEEK)
@@ -66,16 +66,16 @@ class Supervision:
         return cls(reader, writer)
 
     def tell(self, message: ToSupervisor) -> None:
-        """Best effort: a supervisor that is gone is noticed by `next_order`."""
+        """Send a message, unless the supervisor is gone, which `next_order` notices."""
         if not self._writer.is_closing():
             self._writer.write(channel.encode(message))
 
     async def next_order(self) -> ToWorker | None:
-        """The next message; None when the supervisor is gone."""
+        """Return the next message, or None if the supervisor is gone."""
         try:
             line = await self._reader.readline()
         except ConnectionError:
-            # It died with words of ours unread: the kernel reports a reset in place of an end.
+            # It died without reading all that we sent: then the kernel reports a reset instead of an end.
             return None
         return channel.decode_for_worker(line) if line.endswith(b"\n") else None
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class DutyPace(Value, frozen=True):
-    """How often the duties have their turn, and how much they do at once; tests hand in other values.
+    """The times and sizes of the duties; tests hand in other values.
 
     `at_once`: the commands that one duty sends in one turn of the loop; 200 take 15 ms of it. `batches_ahead`: the
     batches that wait for their replies together. A busy loop takes long turns, and a refill must not need too many.
@@ -71,7 +71,7 @@ class Lease:
 
     @property
     def awaits_others(self) -> bool:
-        """Whether other workers have not yet entered what they run."""
+        """True while other workers have not yet entered what they run."""
         return bool(self._roll.awaited)
 
     def doubt(self) -> None:

@@ -235,7 +235,8 @@ class Dispatcher:
         try:
             ending = await self._execute(sample)
             ended_s = self._clock.monotonic_s()
-            self.quota.grow(sample, len(ending.payload))
+            sample.held_bytes += len(ending.payload)
+            self.quota.grow(sample.holding, len(ending.payload))
             settled: Settled | None
             try:
                 settled = await self._write(sample, ending)

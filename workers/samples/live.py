@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Pace(Value, frozen=True):
-    """How long things wait for a store that does not answer; tests hand in shorter times.
+    """The waits for a store that does not answer; tests hand in shorter times.
 
-    `store_retry_first_s` and `store_retry_longest_s`: the pauses between attempts to reach it. The client has long been
-    told "try again". `duplicate_waits_s`: how long a duplicate submission waits for the first one to be entered; well
-    below the SDK's 60 s for a submission.
+    `store_retry_first_s` and `store_retry_longest_s`: the pauses between attempts to reach it. By then the client has
+    long been answered "try again". `duplicate_waits_s`: how long a duplicate submission waits for the first one to be
+    entered; well below the SDK's 60 s for a submission.
     """
 
     store_retry_first_s: float = 0.1

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from shared.config import Settings
     from shared.core.callers import Caller
     from shared.counters import Counters
-    from workers.samples.live import LiveSample
 
 
 # After the store refused a write for lack of memory, new samples are refused this long before Redis is asked again.
@@ -75,10 +74,9 @@ class Quota:
         self.idle.clear()
         return self.key_usage.take(caller, held_bytes)
 
-    def grow(self, sample: LiveSample, more_bytes: int) -> None:
-        """Count `more_bytes` (or fewer, if negative) for a sample that was taken."""
-        sample.held_bytes += more_bytes
-        sample.holding.in_flight_bytes += more_bytes
+    def grow(self, holding: Holding, more_bytes: int) -> None:
+        """Count `more_bytes` (fewer, if negative) for something that was taken."""
+        holding.in_flight_bytes += more_bytes
         self.in_flight_bytes += more_bytes
 
     def release(self, holding: Holding, held_bytes: int) -> None:

@@ -62,7 +62,9 @@ class Settler:
                 pause_s = min(pause_s * 2, self._pace.store_retry_longest_s)
                 replacement = sample.stop
             if replacement is not None and replacement is not ending:
-                self._quota.grow(sample, len(replacement.payload) - len(ending.payload))
+                more_bytes = len(replacement.payload) - len(ending.payload)
+                sample.held_bytes += more_bytes
+                self._quota.grow(sample.holding, more_bytes)
                 ending, refusals = replacement, 0
             try:
                 return ending, await self._write(sample, ending)

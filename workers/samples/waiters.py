@@ -37,7 +37,7 @@ class Wake(Enum):
 
 
 class Waiter:
-    """One sleeping poll. Await `woken` for what it is woken with; `rearm` makes it sleep again until its deadline."""
+    """A sleeping poll. Await `woken` for what it is woken with; `rearm` makes it sleep again until its deadline."""
 
     __slots__ = ("_loop", "ended", "woken")
 
@@ -105,7 +105,7 @@ class _Deadlines:
 
 
 class Waiters:
-    """All sleeping polls of one worker. `just_settled` holds results that settled a moment before their poll."""
+    """The sleeping polls of one worker. `just_settled` holds results that settled a moment before their poll."""
 
     def __init__(self, undelivered_ttl_s: float) -> None:
         # Kept, because asking for the running loop is a system call (getpid) in Python 3.11.
