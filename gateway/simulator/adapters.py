@@ -1,4 +1,4 @@
-"""The simulated vLLM's LoRA adapters: loaded and unloaded at run time, with vLLM's own words."""
+"""The LoRA adapters of the simulated vLLM: loaded and unloaded at run time, with vLLM's own messages."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ if TYPE_CHECKING:
 
     from gateway.simulator.config import LoraMode
 
-# What a directory has that holds an adapter, in PEFT's layout.
+# The file that marks the directory of an adapter, in PEFT's layout.
 _CONFIG_FILE = "adapter_config.json"
 
 
 class LoadedAdapters:
-    """`paths`: name -> where it was loaded from."""
+    """The adapters by name. `paths` maps each name to the path it was loaded from."""
 
     def __init__(self, base_models: Sequence[str], mode: LoraMode) -> None:
         self._base_models = base_models
         self._mode = mode
         self.paths: dict[str, str] = {}
 
-    @property
-    def enabled(self) -> bool:
-        return self._mode != "off"
+        self.enabled = mode != "off"
 
     def load(self, document: Any) -> str:
-        """vLLM's reply. Raises `Refused`."""
+        """Load an adapter and return vLLM's reply. Raises `Refused`."""
         name, path = _named(document), str(document.get("lora_path", ""))
         if name in self._base_models:
             raise Refused(400, f"The lora adapter '{name}' has the name of a base model.", "InvalidUserInput")
@@ -47,7 +45,7 @@ class LoadedAdapters:
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, document: Any) -> str:
-        """vLLM's reply. Raises `Refused`."""
+        """Unload an adapter and return vLLM's reply. Raises `Refused`."""
         name = _named(document)
         if name not in self.paths:
             raise Refused(404, f"The lora adapter '{name}' cannot be found.", "NotFoundError")
@@ -56,7 +54,7 @@ class LoadedAdapters:
 
 
 def name_in(body: bytes) -> str:
-    """The adapter that a request is about, for faults that match a model."""
+    """Return the adapter that a request names, for faults that match by model."""
     document = asking.parse(body)
     return str(document.get("lora_name", "")) if isinstance(document, dict) else ""
 

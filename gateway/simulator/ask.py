@@ -1,4 +1,4 @@
-"""A completion request as vLLM reads it, refused in the cases and words of a real one. Pure."""
+"""Read a completion request as vLLM does, with vLLM's refusals and messages. Pure."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ try:
 except ImportError:  # CPython without a wheel
     simdjson = None
 
-# vLLM's, when a request has none.
+# vLLM's defaults and limits.
 _DEFAULT_MAX_TOKENS: Final = 16
 _MAX_LOGPROBS: Final = 20
 _MAX_STOP_STRINGS: Final = 4
 _MAX_N: Final = 16_384
-# From here on a prompt is read without an object per token, which would be nine tenths of a request's cost.
+# A longer body is read without an object per token, which would be nine tenths of the request's cost.
 _LONG_BYTES: Final = 4096
 _PROMPTS: Final = ("prompt", "token_ids")
-# Stands where the prompt was while the rest is read: text that no document has by chance.
+# Replaces the prompt while the rest is read; no document contains it by chance.
 _TAKEN_OUT: Final = os.urandom(16).hex()
 
 
@@ -47,9 +47,9 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One validated request. `prompt`: int32[P]. `logprobs`, `prompt_logprobs`: how many, None for none.
+    """One validated request. `prompt` is int32[P]; `logprobs` and `prompt_logprobs` are counts, None for no logprobs.
 
-    `image_places`: offset and length of each image in `prompt`.
+    `image_spans` holds the offset and length of each image in `prompt`.
     """
 
     model: str
@@ -66,12 +66,12 @@ class Ask:
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     return_prompt: bool = False
-    image_places: tuple[tuple[int, int], ...] = ()
+    image_spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """What a request may name and how long it may be."""
+    """The models and adapters that a request may name, and the context length."""
 
     models: Sequence[str]
     adapters: Collection[str]
@@ -79,19 +79,19 @@ class ServedModels:
 
 
 def parse(body: bytes) -> Any:
-    """A long prompt of nothing but integers is an int64[P], all else what Python makes of JSON. Raises `Refused`.
+    """Parse a JSON body; a long prompt of integers becomes an int64[P]. Raises `Refused`.
 
-    Where there is no pysimdjson a long prompt is a list, too.
+    Without pysimdjson a long prompt stays a list.
     """
     long = _with_long_prompt(body, simdjson) if simdjson is not None and len(body) >= _LONG_BYTES else None
     return long if long is not None else _parse(body)
 
 
 def _with_long_prompt(body: bytes, simdjson: ModuleType) -> dict[str, Any] | None:
-    """None for what is not plainly that."""
+    """Parse a body whose prompt is one long array of integers; return None for any other body."""
     for name in _PROMPTS:
         opening = b'"%b":[' % name.encode()
-        # Within a text its quotes would be escaped.
+        # Inside a JSON string the quotes of `opening` would be escaped, so this is a real key.
         before, found, rest = body.partition(opening)
         inside, closed, after = rest.partition(b"]")
         if not found or not closed or opening in after or b"[" in inside:
@@ -102,7 +102,7 @@ def _with_long_prompt(body: bytes, simdjson: ModuleType) -> dict[str, Any] | Non
             ids = np.frombuffer(prompt.as_buffer(of_type="i"), np.int64) if isinstance(prompt, simdjson.Array) else ()
         except (ValueError, TypeError, RuntimeError):
             return None
-        # It may have stood deeper, or before another one of the same name.
+        # Refuse a match that was nested, or that a later key of the same name overrides.
         if isinstance(document, dict) and document.get(name) == [_TAKEN_OUT] and len(ids):
             return {**document, name: ids}
     return None
@@ -114,20 +114,18 @@ def _parse(body: bytes) -> Any:
     except orjson.JSONDecodeError:
         pass
     try:
-        # vLLM's words are those of the standard library, and the place that it names; it also takes NaN.
+        # vLLM reports the message and position of the standard library, which also accepts NaN.
         return json.loads(body)
     except UnicodeDecodeError:
         raise Refused(400, "There was an error parsing the body", "Bad Request") from None
     except json.JSONDecodeError as error:
-        place = f"body.{error.pos}"
+        loc = f"body.{error.pos}"
         context = f"'input': '<dict of 0 items>', 'ctx': {{'error': {error.msg!r}}}"
-        raise _invalid(
-            place, f"'type': 'json_invalid', 'loc': '{place}', 'msg': 'JSON decode error', {context}"
-        ) from None
+        raise _invalid(loc, f"'type': 'json_invalid', 'loc': '{loc}', 'msg': 'JSON decode error', {context}") from None
 
 
 def read_ask(document: Any, served: ServedModels, max_stop_strings: int | None = _MAX_STOP_STRINGS) -> Ask:
-    """Raises `Refused`. `max_stop_strings`: None for no limit."""
+    """Validate a parsed request. Raises `Refused`. `max_stop_strings`: None for no limit."""
     if not isinstance(document, dict):
         raise _invalid("body", "'type': 'dict_type', 'loc': 'body', 'msg': 'Input should be a valid dictionary'")
     model = _model(document.get("model"), served)
@@ -158,7 +156,7 @@ def _model(name: Any, served: ServedModels) -> str:
 
 
 def _prompt(value: Any, max_model_len: int) -> NDArray[np.int32]:
-    """`value`: as `parse` has read it, or a list."""
+    """Return the prompt's tokens. `value` is an array of `parse`, a list or a text."""
     if isinstance(value, str):
         value = oracle.tokens_of(value)
     if not isinstance(value, np.ndarray) and not _all_integers(value):
@@ -169,9 +167,9 @@ def _prompt(value: Any, max_model_len: int) -> NDArray[np.int32]:
         raise Refused(400, "You must pass at least one prompt")
     ids = value if isinstance(value, np.ndarray) else _exact(value)
     if (lowest := ids.min()) < 0:
-        place = f"body.prompt.{int(ids.argmin())}"
-        said = f"'msg': 'Input should be greater than or equal to 0', 'input': '{lowest}', 'ctx': {{'ge': 0}}"
-        raise _invalid(place, f"'type': 'greater_than_equal', 'loc': '{place}', {said}")
+        loc = f"body.prompt.{int(ids.argmin())}"
+        message = f"'msg': 'Input should be greater than or equal to 0', 'input': '{lowest}', 'ctx': {{'ge': 0}}"
+        raise _invalid(loc, f"'type': 'greater_than_equal', 'loc': '{loc}', {message}")
     if (highest := ids.max()) >= oracle.VOCAB:
         raise Refused(400, f"Token id {highest} is out of vocabulary")
     _check_length(len(ids), max_model_len)
@@ -179,7 +177,7 @@ def _prompt(value: Any, max_model_len: int) -> NDArray[np.int32]:
 
 
 def _exact(value: list[int]) -> NDArray[Any]:
-    """Of integers that may be too long for any of numpy's own: it would take some for floats."""
+    """Return an array of exact integers; numpy would turn some that are too large for it into floats."""
     try:
         return np.array(value, np.int64)
     except OverflowError:
@@ -204,8 +202,8 @@ def _max_tokens(document: dict[str, Any], max_model_len: int) -> int:
     if asked is None:
         return _DEFAULT_MAX_TOKENS
     if asked > max_model_len:
-        said = f"max_tokens={asked} cannot be greater than max_model_len={max_model_len}."
-        raise _out_of_range(f"{said} Please request fewer output tokens.", "max_tokens", asked)
+        message = f"max_tokens={asked} cannot be greater than max_model_len={max_model_len}."
+        raise _out_of_range(f"{message} Please request fewer output tokens.", "max_tokens", asked)
     if asked < 1:
         raise _out_of_range(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
     return asked
@@ -224,7 +222,7 @@ def _n(document: dict[str, Any], *, greedy: bool) -> int:
 
 
 def _temperature(document: dict[str, Any]) -> float:
-    """And top_p, which is checked but changes nothing here."""
+    """Return the temperature. `top_p` is validated here too, and otherwise ignored."""
     top_p = _number(document, "top_p", 1.0)
     if not 0.0 < top_p <= 1.0:
         raise _out_of_range(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
@@ -240,8 +238,8 @@ def _logprobs(document: dict[str, Any], name: str, what: str) -> int | None:
         return 1 if value else None
     asked = _optional_int(document, name)
     if asked is not None and asked > _MAX_LOGPROBS:
-        said = f"Requested {what} logprobs of {asked}, which is greater than max allowed: {_MAX_LOGPROBS}"
-        raise _out_of_range(said, name, asked)
+        message = f"Requested {what} logprobs of {asked}, which is greater than max allowed: {_MAX_LOGPROBS}"
+        raise _out_of_range(message, name, asked)
     if asked is not None and asked < 0:
         raise _out_of_range(f"{name} must be non-negative, got {asked}.", name, asked)
     return asked
@@ -255,8 +253,8 @@ def _stop(value: Any, most: int | None) -> tuple[str, ...]:
             "body.stop", "'type': 'string_type', 'loc': 'body.stop', 'msg': 'Input should be a valid string'"
         )
     if most is not None and len(value) > most:
-        said = f"List should have at most {most} items after validation, not {len(value)}"
-        raise _invalid("body.stop", f"'type': 'too_long', 'loc': 'body.stop', 'msg': '{said}'")
+        message = f"List should have at most {most} items after validation, not {len(value)}"
+        raise _invalid("body.stop", f"'type': 'too_long', 'loc': 'body.stop', 'msg': '{message}'")
     return tuple(value)
 
 
@@ -264,13 +262,13 @@ def _stop_token_ids(value: Any) -> frozenset[int]:
     if value is None:
         return frozenset()
     if not _all_integers(value):
-        place = "body.stop_token_ids"
-        raise _invalid(place, f"'type': 'list_type', 'loc': '{place}', 'msg': 'Input should be a valid list'")
+        loc = "body.stop_token_ids"
+        raise _invalid(loc, f"'type': 'list_type', 'loc': '{loc}', 'msg': 'Input should be a valid list'")
     return frozenset(value)
 
 
 def _all_integers(value: Any) -> bool:
-    # A set of types is four times cheaper than a test of each, which counts for long prompts.
+    # A set of types costs a quarter of a test per item, which matters for long prompts.
     return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
@@ -295,10 +293,10 @@ def _number(document: dict[str, Any], name: str, default: float) -> float:
 
 
 def _invalid(param: str, what: str) -> Refused:
-    """As the framework in front of vLLM refuses what has the wrong type."""
+    """Refuse a value of the wrong type, as the web framework in front of vLLM does."""
     return Refused(400, f"1 validation error:\n  {{{what}}}", "Bad Request", param)
 
 
 def _out_of_range(message: str, param: str, value: float) -> Refused:
-    """As vLLM itself refuses a value."""
+    """Refuse a value that is out of range, as vLLM itself does."""
     return Refused(400, f"{message} (parameter={param}, value={value})", param=param)

@@ -1,6 +1,6 @@
-"""`/v1/chat/completions`: the same generation behind OpenAI's messages, whole or as a stream of events. Pure.
+"""`/v1/chat/completions`: the same generation behind OpenAI's messages, as one document or a stream of events. Pure.
 
-The prompt is what the messages say, a token for each byte of it: no chat template of a real model is meant by that.
+The prompt is the text of the messages, one token per byte; it does not imitate the chat template of a real model.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ END: Final = b"data: [DONE]\n\n"
 
 
 def read(document: Any, served: ServedModels) -> Ask:
-    """The request, validated as vLLM does. Without a limit it generates as much as the context leaves.
-
-    Raises `Refused`.
-    """
+    """Validate the request as vLLM does. Without a limit, generation fills the context. Raises `Refused`."""
     fields = document if isinstance(document, dict) else {}
     prompt = prompt_of(fields.get("messages"))
     most = fields.get("max_completion_tokens", fields.get("max_tokens"))
@@ -40,10 +37,10 @@ def read(document: Any, served: ServedModels) -> Ask:
 
 
 def prompt_of(messages: Any) -> list[int]:
-    """Raises `Refused`."""
+    """Turn the messages into a prompt. Raises `Refused`."""
     if not isinstance(messages, list) or not messages:
-        said = "'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required'"
-        raise Refused(400, f"1 validation error:\n  {{{said}}}", "Bad Request", "body.messages")
+        message = "'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required'"
+        raise Refused(400, f"1 validation error:\n  {{{message}}}", "Bad Request", "body.messages")
     try:
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
     except (KeyError, TypeError) as error:
@@ -56,28 +53,28 @@ def wants_stream(document: Any) -> bool:
 
 
 def wants_usage(document: Any) -> bool:
-    """Whether a stream is to end with what it used."""
+    """Return whether a stream should end with its token usage."""
     options = document.get("stream_options") if isinstance(document, dict) else None
     return isinstance(options, dict) and options.get("include_usage") is True
 
 
 def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int) -> bytes:
-    """The body of a 200."""
+    """Return the body of a 200."""
     head = _head(ask, request_id, created_s, "chat.completion")
-    told = [_choice(ask, index, choice) for index, choice in enumerate(choices)]
-    return orjson.dumps({**head, "choices": told, "usage": completions.usage(ask, choices)})
+    written = [_choice(ask, index, choice) for index, choice in enumerate(choices)]
+    return orjson.dumps({**head, "choices": written, "usage": completions.usage(ask, choices)})
 
 
 def events(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int, *, usage: bool) -> Iterator[bytes]:
-    """The stream of a 200, but for its `END`: the role, an event for each token, why each choice ended."""
+    """Yield the events of a 200 without `END`: the role, one event per token, and why each choice ended."""
     head = _head(ask, request_id, created_s, "chat.completion.chunk")
     for index in range(len(choices)):
         yield _event(head, [_delta(index, {"role": "assistant", "content": ""})])
     for index, choice in enumerate(choices):
         for token in choice.tokens.tolist():
             piece = {"content": oracle.text_of(token)}
-            told = {"token_ids": [token]} if ask.return_token_ids else {}
-            yield _event(head, [_delta(index, piece) | told])
+            ids = {"token_ids": [token]} if ask.return_token_ids else {}
+            yield _event(head, [_delta(index, piece) | ids])
         yield _event(head, [_delta(index, {}) | _ending(choice)])
     if usage:
         yield _event({**head, "usage": completions.usage(ask, choices)}, [])
@@ -99,11 +96,11 @@ def _choice(ask: Ask, index: int, choice: Choice) -> dict[str, Any]:
 
 
 def _content(ask: Ask, ids: Sequence[int], choice: Choice) -> list[dict[str, Any]]:
-    """As many alternatives as were asked for; the sampled token is the first of them, which is vLLM's way."""
+    """Return an entry per token, with the requested number of alternatives; as in vLLM, the sampled token is first."""
     values = choice.logprobs.tolist()
     content = []
     for token, value, ranked in zip(ids, values, completions.ranked(ask, choice, ids, values), strict=True):
-        # An entry of its own for each token: the sampled one is among the best where it is likely.
+        # A dict keeps the sampled token once if it is also among the best.
         top = list({token: value, **dict(ranked)}.items())[: ask.logprobs or 0]
         content.append({**_entry(token, value), "top_logprobs": [_entry(*pair) for pair in top]})
     return content

@@ -1,4 +1,4 @@
-"""`gateway simulate-vllm`."""
+"""`gateway simulate-vllm`: the command line of the simulated vLLM."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from shared.core.errors import StartError
     type=click.IntRange(0, 65_535),
     default=8100,
     show_default=True,
-    help="Port; 0 takes a free one and prints it.",
+    help="Port; 0 chooses a free one and prints it.",
 )
 @click.option(
-    "--model", "models", multiple=True, default=("sim/tiny",), show_default=True, help="Model served; repeatable."
+    "--model", "models", multiple=True, default=("sim/tiny",), show_default=True, help="Model to serve; repeatable."
 )
 @click.option(
     "--max-model-len", type=click.IntRange(2), default=131_072, show_default=True, help="Context length in tokens."
@@ -35,14 +35,14 @@ from shared.core.errors import StartError
     type=click.Choice(["instant", "latency", "barrier"]),
     default="instant",
     show_default=True,
-    help="instant: at once. latency: --gen-seconds each. barrier: all requests held, and let go together.",
+    help="instant: answer at once. latency: after --gen-seconds. barrier: hold all requests and answer them together.",
 )
 @click.option(
     "--gen-seconds",
     type=click.FloatRange(0),
     default=1.0,
     show_default=True,
-    help="Time of one generation in latency mode.",
+    help="Duration of one generation in latency mode.",
 )
 @click.option(
     "--max-num-seqs",
@@ -56,7 +56,7 @@ from shared.core.errors import StartError
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Requests that barrier mode lets go together; 0: all, once none has come for a moment.",
+    help="Requests that barrier mode answers together; 0: all, once no new one arrives.",
 )
 @click.option(
     "--logprobs-mode",
@@ -70,27 +70,27 @@ from shared.core.errors import StartError
     type=click.Choice(["any", "files", "off"]),
     default="any",
     show_default=True,
-    help="Adapters are loaded from any path, or only where there is an adapter_config.json, or not at all.",
+    help="Load adapters from any path, only from a directory with an adapter_config.json, or not at all.",
 )
 @click.option(
     "--scale-out/--no-scale-out",
     default=True,
     show_default=True,
-    help="Whether /inference/v1/generate is served. vLLM does so with --enable-scale-out only.",
+    help="Serve /inference/v1/generate, as vLLM does with --enable-scale-out.",
 )
 @click.option(
     "--keep-alive",
     type=click.FloatRange(0),
     default=5.0,
     show_default=True,
-    help="Seconds until an idle connection is closed.",
+    help="Seconds after which an idle connection is closed.",
 )
 @click.option(
     "--processes",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Processes on the same port; any of them answers /_sim/stats for all.",
+    help="Processes on the same port; each answers /_sim/stats for all.",
 )
 def simulate_vllm(
     host: str,
@@ -107,19 +107,19 @@ def simulate_vllm(
     keep_alive: float,
     processes: int,
 ) -> None:
-    """Run a simulated vLLM: the real shape of requests and replies, no model.
+    """Run a simulated vLLM: real requests and replies, but no model.
 
     Tokens and logprobs are a pure function of model, prompt, seed and choice (gateway/simulator/tokens.py), so any
-    client can check that a result is its own. Its vocabulary ends at 32,000: a prompt with a higher token is refused,
-    as by vLLM. A client that goes away aborts its generation.
+    client can check that a result is its own. The vocabulary has 32,000 tokens; a prompt with a higher token is
+    refused, as vLLM does. A client that disconnects aborts its generation.
 
     \b
-    POST /_sim/faults    misbehave: [{"kind": "status", "status": 503, "next": 3}]
+    POST /_sim/faults    set faults: [{"kind": "status", "status": 503, "next": 3}]
                          (all kinds: gateway/simulator/faults.py)
-    DELETE /_sim/faults  behave again
-    POST /_sim/release   let go what a barrier or a `hold` fault holds
-    GET /_sim/stats      what was received, executed, aborted
-    POST /_sim/reset     no faults, counts from zero
+    DELETE /_sim/faults  remove all faults
+    POST /_sim/release   release what a barrier or a `hold` fault holds
+    GET /_sim/stats      counts of requests received, executed, aborted
+    POST /_sim/reset     remove all faults and count from zero
     """
     config = SimulatorConfig(
         host=host,
@@ -144,7 +144,7 @@ def simulate_vllm(
 
 
 def run(config: SimulatorConfig, processes: int = 1) -> None:
-    """Serve until SIGTERM or SIGINT; says on standard output when it listens. Raises as `run_processes`."""
+    """Serve until SIGTERM or SIGINT; print a line once it listens. Raises as `run_processes`."""
     if processes == 1:
         uvloop.run(_serve(config))
         return

@@ -1,8 +1,9 @@
-"""The generation that answers a request: how far it goes, and why it ends. Pure."""
+"""Generate the answer to a request: its tokens, where it ends, and why. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,7 @@ class Choice:
 
 
 def generate(ask: Ask, fresh_seed: int, *, raw_logprobs: bool = False) -> list[Choice]:
-    """All choices of a request. `fresh_seed`, below `tokens.UNSEEDED`, is used when the request has none."""
+    """Return all choices of a request. `fresh_seed`, below `tokens.UNSEEDED`, is used if the request has no seed."""
     seed = ask.seed if ask.seed is not None else fresh_seed
     seeds = [oracle.GREEDY_SEED] if ask.temperature == 0.0 else [seed + index for index in range(ask.n)]
     return [_generate_one(ask, one, raw_logprobs) for one in seeds]
@@ -37,12 +38,12 @@ def generate(ask: Ask, fresh_seed: int, *, raw_logprobs: bool = False) -> list[C
 def _generate_one(ask: Ask, seed: int, raw_logprobs: bool) -> Choice:
     drawn, logprobs = oracle.sampled(ask.model, ask.prompt, seed, ask.max_tokens)
     length, finish_reason, stop_reason = _end(ask, drawn)
-    told = logprobs if raw_logprobs else oracle.reported(logprobs, ask.temperature)
-    return Choice(seed, drawn[:length], told[:length], finish_reason, stop_reason, not raw_logprobs)
+    reported = logprobs if raw_logprobs else oracle.reported(logprobs, ask.temperature)
+    return Choice(seed, drawn[:length], reported[:length], finish_reason, stop_reason, not raw_logprobs)
 
 
 def _end(ask: Ask, drawn: NDArray[np.int32]) -> tuple[int, str, int | str | None]:
-    """How many tokens are kept, finish_reason, stop_reason: the first stop counts, its token is kept."""
+    """Return the number of tokens kept, finish_reason and stop_reason. The first stop counts; its token is kept."""
     ends: list[tuple[int, str, int | str | None]] = [(len(drawn), "length", None)]
     if not ask.ignore_eos:
         ends += [(int(at) + 1, "stop", None) for at in np.flatnonzero(drawn == oracle.EOS)[:1]]
@@ -67,10 +68,6 @@ def _stop_string_ends(stops: tuple[str, ...], drawn: NDArray[np.int32]) -> list[
 
 
 def _tokens_up_to(texts: list[str], characters: int) -> int:
-    """How many tokens complete the first `characters` of the text."""
-    seen = 0
-    for count, text in enumerate(texts, 1):
-        seen += len(text)
-        if seen >= characters:
-            return count
-    return len(texts)
+    """Return how many tokens cover the first `characters` of the text."""
+    ends = accumulate(map(len, texts))
+    return next((count for count, end in enumerate(ends, 1) if end >= characters), len(texts))

@@ -1,4 +1,4 @@
-"""What a simulated vLLM is told at its start."""
+"""The configuration of a simulated vLLM."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ Mode = Literal["instant", "latency", "barrier"]
 
 @dataclass(frozen=True, slots=True)
 class SimulatorConfig:
-    """`mode`: instant answers at once; latency takes `gen_seconds` for each request, `max_num_seqs` at a time; barrier
-    holds all and lets them go together, when `barrier_size` (0: any number) have come, or none for `barrier_idle_s`.
-    `lora`: adapters may be loaded from any path, or where files are, or not at all. `scale_out`: whether there is
-    `/inference/v1/generate`.
+    """The settings of one simulated vLLM.
+
+    `mode`: `instant` answers at once. `latency` takes `gen_seconds` per request, `max_num_seqs` at a time. `barrier`
+    holds all requests and answers them together, once `barrier_size` (0: any number) have arrived or none has arrived
+    for `barrier_idle_s`. `lora`: adapters are loaded from any path, only where files are, or not at all. `scale_out`:
+    serve `/inference/v1/generate`.
     """
 
     host: str = "127.0.0.1"

@@ -1,29 +1,29 @@
-"""Scripted misbehaviour: which request it befalls, and what it is. Pure; the server acts on it.
+"""Scripted faults: which requests misbehave, and how. Pure; the server carries them out.
 
-A rule is a JSON object: `kind`, its own options, and which requests it is for:
+A rule is a JSON object with `kind`, the options of that kind, and the requests it applies to:
 
-    next: n           the next n requests that match        (default: all, as long as the rule stands)
-    fraction: f       of those that match, spread evenly
-    path, model, request_id_prefix                           what must match
+    next: n                           the next n matching requests (default: all)
+    fraction: f                       this fraction of the matching requests, spread evenly
+    path, model, request_id_prefix    what must match
 
-Loading an adapter misbehaves, too, where a rule names its path: status, reset_before_read, delay, hold, hang; `model`
-is the adapter's name then.
+A rule that names the path of adapter loading applies there: status, reset_before_read, delay, hold, hang; `model` is
+then the name of the adapter.
 
-kinds (options):
+Kinds, with their options:
 
-    status (status, body, headers, delay_s)   that reply, without any generation
-    reset_before_read                         a TCP reset, without any generation
-    delay (delay_s), hang                     the generation takes longer, or for ever
-    hold                                      it waits for POST /_sim/release
-    reset_before_status (delay_s)             closed after the generation began, without a byte, as a killed vLLM does
-    reset_after_headers, reset_in_body        closed there
-    abort (tokens)                            200, finish_reason "abort", so many tokens: as a paused engine answers
+    status (status, body, headers, delay_s)   that reply, without generation
+    reset_before_read                         a TCP reset, without generation
+    delay (delay_s), hang                     the generation takes longer, or never ends
+    hold                                      the generation waits for POST /_sim/release
+    reset_before_status (delay_s)             closed during generation without a byte, as by a killed vLLM
+    reset_after_headers, reset_in_body        closed after the headers, or in the middle of the body
+    abort (tokens)                            200 with finish_reason "abort" and that many tokens, as a paused engine
     null_logprobs, nan, wrong_lengths, missing_choices, bad_token (value)
     weights_changed (versions)                two versions, the second from the middle of each choice on
     html, empty, error_in_200                 a 200 that is no completion
 
-Of the whole server, at once: drain (refuses new connections, answers none of the open ones, for good), slow_accept
-(accepts nobody for delay_s; those who come wait in the kernel's queue). With several processes each counts for itself.
+Two kinds affect the whole server at once: drain (refuse new connections and never answer the open ones) and slow_accept
+(accept nobody for delay_s; connections wait in the kernel's queue). With several processes, each counts for itself.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ KINDS: Final = frozenset(
         "slow_accept",
     }
 )
-# These befall the server, not a request.
+# Kinds that affect the server, not one request.
 SERVER_KINDS: Final = frozenset({"drain", "slow_accept"})
 _MATCHED: Final = ("path", "model", "request_id_prefix")
 
@@ -72,7 +72,7 @@ class ScriptedFault:
 
 @dataclass(slots=True)
 class Rule:
-    """`left`: how many more it befalls, None for no end. `owed` carries the fraction from request to request."""
+    """A fault and its requests. `left` counts down, None for no end; `owed` accumulates `fraction` per request."""
 
     fault: ScriptedFault
     match: dict[str, str]
@@ -80,8 +80,12 @@ class Rule:
     fraction: float = 1.0
     owed: float = 0.0
 
-    def befalls(self, path: str, model: str, request_id: str) -> bool:
-        if self.left == 0 or not self._matches(path, model, request_id):
+    def applies(self, path: str, model: str, request_id: str) -> bool:
+        """Return whether this request gets the fault, and count it."""
+        wanted = self.match
+        if self.left == 0 or wanted.get("path", path) != path or wanted.get("model", model) != model:
+            return False
+        if not request_id.startswith(wanted.get("request_id_prefix", "")):
             return False
         self.owed += self.fraction
         if self.owed < 1.0:
@@ -91,19 +95,11 @@ class Rule:
             self.left -= 1
         return True
 
-    def _matches(self, path: str, model: str, request_id: str) -> bool:
-        wanted_id = self.match.get("request_id_prefix", "")
-        return (
-            self.match.get("path", path) == path
-            and self.match.get("model", model) == model
-            and request_id.startswith(wanted_id)
-        )
-
 
 def read_rules(document: Any) -> list[Rule]:
-    """Rules from `[...]` or `{"faults": [...]}`; options may stand in the rule or under `do`, matches under `match`.
+    """Read rules from `[...]` or `{"faults": [...]}`; options may also be under `do`, matches under `match`.
 
-    Raises `ValueError` naming what is not understood.
+    Raises `ValueError` with the part that is not understood.
     """
     listed = document.get("faults") if isinstance(document, dict) else document
     if not isinstance(listed, list):
@@ -138,10 +134,10 @@ def _object(item: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def choose(rules: list[Rule], path: str, model: str, request_id: str) -> ScriptedFault | None:
-    """The first rule that befalls this request."""
-    return next((rule.fault for rule in rules if rule.befalls(path, model, request_id)), None)
+    """Return the fault of the first rule that applies to this request."""
+    return next((rule.fault for rule in rules if rule.applies(path, model, request_id)), None)
 
 
 def choose_named(rules: list[Rule], path: str, model: str) -> ScriptedFault | None:
-    """The same for a request that is no sample: only a rule that names its path is meant for it."""
+    """Choose for a request that is no sample; only a rule that names its path applies."""
     return choose([rule for rule in rules if rule.match.get("path") == path], path, model, "")

@@ -1,24 +1,24 @@
-"""How long a generation takes: not at all, a fixed time with so many at once, or until all are let go together."""
+"""How long a generation takes: no time, a fixed time with a limit of concurrency, or until a barrier opens."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from gateway.simulator.config import SimulatorConfig
 
 
 class Gate(Protocol):
     async def generate(self, started: Callable[[], None]) -> None:
-        """Take the time of one generation; `started` is called when it leaves the queue."""
+        """Wait for the time of one generation; call `started` when it leaves the queue."""
         ...
 
     def release(self) -> None:
-        """Let go whatever is held."""
+        """Release everything that is held."""
         ...
 
 
@@ -31,35 +31,27 @@ class Instant:
 
 
 class Latency:
-    """`gen_seconds` each, at most `max_num_seqs` at once (0: no limit), first come first served."""
+    """Take `gen_seconds` each, at most `max_num_seqs` at once (0: no limit), in the order of arrival."""
 
     def __init__(self, gen_seconds: float, max_num_seqs: int) -> None:
         self._gen_seconds = gen_seconds
-        self._slots = asyncio.Semaphore(max_num_seqs) if max_num_seqs else None
+        self._slots = asyncio.Semaphore(max_num_seqs) if max_num_seqs else nullcontext()
 
     async def generate(self, started: Callable[[], None]) -> None:
-        async with self._slot():
+        async with self._slots:
             started()
             await asyncio.sleep(self._gen_seconds)
-
-    @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        if self._slots is None:
-            yield
-            return
-        async with self._slots:
-            yield
 
     def release(self) -> None:
         pass
 
 
-# A batch of a known size is waited for, also on a machine that is so busy that its requests come in spurts.
+# How long to wait for the rest of a batch of known size: on a busy machine its requests arrive in bursts.
 _STRAGGLER_S: Final = 2.0
 
 
 class Barrier:
-    """All together, once `size` are held (0: no number is awaited), or nothing new has come for `idle_s`."""
+    """Release all together, once `size` are held (0: any number) or nothing new has arrived for `idle_s`."""
 
     def __init__(self, idle_s: float, size: int = 0) -> None:
         self._idle_s = max(idle_s, _STRAGGLER_S) if size else idle_s
@@ -80,7 +72,7 @@ class Barrier:
         try:
             await opened.wait()
         except asyncio.CancelledError:
-            # A client that leaves is held no more; those that were let go are counted no more.
+            # A client that disconnects is no longer held, unless its batch has been released.
             self._held -= opened is self._opened
             raise
 

@@ -1,4 +1,4 @@
-"""`/inference/v1/generate`: the same generation, asked and answered in vLLM's token-in token-out form. Pure."""
+"""`/inference/v1/generate`: the same generation in vLLM's token-in token-out format. Pure."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 def read(document: Any, served: ServedModels, max_num_seqs: int = 0) -> Ask:
-    """The request, validated as vLLM does before and after it looks for the model. Raises `Refused`.
+    """Validate the request with vLLM's checks in vLLM's order. Raises `Refused`.
 
-    `max_num_seqs`: the most sequences of one request; 0 for no limit.
+    `max_num_seqs` is the largest number of sequences per request; 0 for no limit.
     """
     _require_fields(document)
-    prompt, places = _expanded(document)
+    prompt, image_spans = _expanded(document)
     flat = as_completion({**document, "token_ids": prompt}, served.max_model_len)
     ask = read_ask(flat, served, max_stop_strings=None)
     if max_num_seqs and ask.n > max_num_seqs:
-        said = f"sampling_params.n must be at most the server's max_num_seqs ({max_num_seqs}), got {ask.n}."
-        raise Refused(400, said)
-    return replace(ask, return_prompt=bool(document.get("return_token_ids")), image_places=tuple(places))
+        message = f"sampling_params.n must be at most the server's max_num_seqs ({max_num_seqs}), got {ask.n}."
+        raise Refused(400, message)
+    return replace(ask, return_prompt=bool(document.get("return_token_ids")), image_spans=tuple(image_spans))
 
 
 def _expanded(document: dict[str, Any]) -> tuple[Sequence[int] | NDArray[np.int64], list[tuple[int, int]]]:
-    """The prompt with its images in their places. Nothing is fetched."""
+    """Return the prompt with its images expanded, and the images' spans. Nothing is fetched."""
     parts, ids = document.get("content_parts"), document["token_ids"]
     if not parts:
         return ids, []
@@ -51,24 +51,24 @@ def _expanded(document: dict[str, Any]) -> tuple[Sequence[int] | NDArray[np.int6
 def _image(url: str) -> bytes:
     head, _, data = url.partition(";base64,")
     if not head.startswith("data:image/"):
-        raise ValueError("only data URLs of images are known here")
+        raise ValueError("only data URLs of images are supported here")
     return base64.b64decode(data, validate=True)
 
 
 def _require_fields(document: Any) -> None:
-    """In the words of the framework in front of vLLM, which names the first that is missing."""
+    """Refuse a document without a required field, with the message of the web framework in front of vLLM."""
     fields = document if isinstance(document, dict) else {}
     for name, kind in (("token_ids", (list, np.ndarray)), ("sampling_params", dict)):
         if not isinstance(fields.get(name), kind):
-            place = f"body.{name}"
-            said = f"'type': 'missing', 'loc': '{place}', 'msg': 'Field required'"
-            raise Refused(400, f"1 validation error:\n  {{{said}}}", "Bad Request", place)
+            loc = f"body.{name}"
+            message = f"'type': 'missing', 'loc': '{loc}', 'msg': 'Field required'"
+            raise Refused(400, f"1 validation error:\n  {{{message}}}", "Bad Request", loc)
 
 
 def as_completion(document: Any, max_model_len: int) -> Any:
-    """The request as `/v1/completions` would have it: parameters beside the prompt instead of under a key.
+    """Convert the request to the form of `/v1/completions`, with the parameters beside the prompt.
 
-    `max_tokens` missing means to the end of the context here, and so does any that is larger.
+    A missing or larger `max_tokens` means up to the end of the context.
     """
     flat = dict(document["sampling_params"])
     wanted = flat.get("max_tokens")
@@ -86,7 +86,7 @@ def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int)
             "prompt_logprobs": completions.prompt_logprobs(ask) if ask.prompt_logprobs is not None else None,
             "prompt_token_id_logprobs": None,
             "prompt_token_ids": ask.prompt if ask.return_prompt else None,
-            "mm_placeholders": _places(ask) if ask.return_prompt else None,
+            "mm_placeholders": _image_spans(ask) if ask.return_prompt else None,
             "metrics": None,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
@@ -96,10 +96,10 @@ def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int)
     )
 
 
-def _places(ask: Ask) -> dict[str, list[dict[str, int]]] | None:
-    if not ask.image_places:
+def _image_spans(ask: Ask) -> dict[str, list[dict[str, int]]] | None:
+    if not ask.image_spans:
         return None
-    return {"image": [{"offset": offset, "length": length} for offset, length in ask.image_places]}
+    return {"image": [{"offset": offset, "length": length} for offset, length in ask.image_spans]}
 
 
 def _choice(ask: Ask, index: int, choice: Choice) -> dict[str, Any]:
@@ -118,22 +118,16 @@ def _choice(ask: Ask, index: int, choice: Choice) -> dict[str, Any]:
 
 def _content(ask: Ask, choice: Choice, ids: list[int]) -> list[dict[str, Any]]:
     values = choice.logprobs.tolist()
-    rows = _ranked(ask, choice, ids, values) if ask.logprobs and ask.logprobs > 1 else [[] for _ in ids]
+    ranked_rows = (
+        completions.ranked(ask, choice, ids, values) if ask.logprobs and ask.logprobs > 1 else ([] for _ in ids)
+    )
     content = []
-    for token, value, ranked in zip(ids, values, rows, strict=True):
+    for token, value, ranked in zip(ids, values, ranked_rows, strict=True):
         own = _entry(token, value, 1 + sum(other > value for _, other in ranked))
         others = [_entry(one, other, rank) for rank, (one, other) in enumerate(ranked, 1) if one != token]
-        # The sampled token is one of the k, and stands first.
+        # The sampled token counts as one of the k and comes first.
         content.append({**own, "top_logprobs": [own, *others][: max(ask.logprobs or 0, 1)]})
     return content
-
-
-def _ranked(ask: Ask, choice: Choice, ids: list[int], values: list[float]) -> list[list[tuple[int, float]]]:
-    k = ask.logprobs or 0
-    others, theirs = oracle.alternatives(ask.model, ask.prompt, choice.seed, len(ids), k)
-    theirs = oracle.reported(theirs, ask.temperature) if choice.scaled else theirs
-    told = zip(ids, values, others, theirs, strict=True)
-    return [oracle.best(token, value, ones, logprobs, k) for token, value, ones, logprobs in told]
 
 
 def _entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
