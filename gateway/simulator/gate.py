@@ -18,19 +18,16 @@ class Gate(Protocol):
         ...
 
     def release(self) -> None:
-        """Release everything that is held."""
-        ...
+        """Release everything that is held; most gates hold nothing."""
+        return
 
 
-class Instant:
+class Instant(Gate):
     async def generate(self, started: Callable[[], None]) -> None:
         started()
 
-    def release(self) -> None:
-        pass
 
-
-class Latency:
+class Latency(Gate):
     """Take `gen_seconds` each, at most `max_num_seqs` at once (0: no limit), in the order of arrival."""
 
     def __init__(self, gen_seconds: float, max_num_seqs: int) -> None:
@@ -42,15 +39,12 @@ class Latency:
             started()
             await asyncio.sleep(self._gen_seconds)
 
-    def release(self) -> None:
-        pass
-
 
 # How long to wait for the rest of a batch of known size: on a busy machine its requests arrive in bursts.
 _STRAGGLER_S: Final = 2.0
 
 
-class Barrier:
+class Barrier(Gate):
     """Release all together, once `size` are held (0: any number) or nothing new has arrived for `idle_s`."""
 
     def __init__(self, idle_s: float, size: int = 0) -> None:

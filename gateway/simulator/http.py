@@ -1,6 +1,6 @@
-"""The least HTTP/1.1 server that a simulated vLLM needs: one request at a time per connection, idle ones closed.
+"""A minimal HTTP/1.1 server for the simulated vLLM: one request at a time per connection, idle connections closed.
 
-It shares the machine with the gateway under test, so it costs as little as Python allows.
+It shares the machine with the gateway under test, so it is written to cost little CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
-# SO_LINGER on, for 0 s: closing discards what is unsent and tells the peer with a reset.
+# SO_LINGER with 0 s: closing discards unsent data and sends the peer a reset.
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -37,7 +37,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """`cut_at`: send only so many bytes of head and body together, then close. `stream`: in place of the body."""
+    """One reply. `cut_at`: send only that many bytes of head and body, then close. `stream` replaces the body."""
 
     status: int = 200
     body: bytes = b""
@@ -48,11 +48,11 @@ class HttpReply:
 
 
 class Dropped(Exception):
-    """Close the connection without a word: an end of file, as a process that was killed leaves it."""
+    """Close the connection without a reply, as the death of a process does."""
 
 
 class Reset(Dropped):
-    """The same with a TCP reset, as a proxy or a full machine does it."""
+    """Close the connection with a TCP reset, as a proxy or an overloaded machine does."""
 
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -63,7 +63,7 @@ _BROKEN: Final = HttpReply(500, b'{"error":{"message":"","type":"InternalServerE
 
 
 class HttpConnection(asyncio.Protocol):
-    """`handler` runs as a task per request, cancelled when the client goes away, as vLLM does."""
+    """One client connection. `handler` runs as one task per request, cancelled if the client leaves, as in vLLM."""
 
     def __init__(
         self, handler: Handler, open_connections: set[HttpConnection], keep_alive_s: float, traffic: Traffic
@@ -77,7 +77,7 @@ class HttpConnection(asyncio.Protocol):
         self._idle_since_s: float | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # a stream's, always
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # always a stream's
         self._transport = transport
         self._parser = httptools.HttpRequestParser(self)
         self._open.add(self)
@@ -93,7 +93,7 @@ class HttpConnection(asyncio.Protocol):
             self._task.cancel()
 
     def eof_received(self) -> None:
-        """A half-close ends the request too; returning None closes the rest."""
+        """Treat a half-close as the end of the request: returning None closes the connection."""
 
     def data_received(self, data: bytes) -> None:
         self._traffic.received_bytes += len(data)
@@ -129,7 +129,7 @@ class HttpConnection(asyncio.Protocol):
         self._task = self._loop.create_task(self._answer(request, keep_alive, self._task))
 
     async def _answer(self, request: HttpRequest, keep_alive: bool, before: asyncio.Task[None] | None) -> None:
-        """`before` is the previous request's task: pipelined requests are answered in their order."""
+        """Answer one request after the task `before`, so that pipelined requests are answered in order."""
         if before is not None:
             await before
             self._stop_idling()
@@ -138,7 +138,10 @@ class HttpConnection(asyncio.Protocol):
             if reply.stream is not None:
                 await self._send_stream(reply, reply.stream)
         except Dropped as dropped:
-            self._drop(reset=isinstance(dropped, Reset))
+            if isinstance(dropped, Reset):
+                sock = self._transport.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self._transport.abort()
         except Exception:
             _log.exception("the simulator failed at %s %s", request.method, request.path)
             self._send(_BROKEN, keep_alive)
@@ -146,9 +149,8 @@ class HttpConnection(asyncio.Protocol):
             self._send(reply, keep_alive)
 
     async def _send_stream(self, reply: HttpReply, pieces: AsyncIterator[bytes]) -> None:
-        """The head at once, a chunk for each piece; the last chunk is left to `_send`."""
-        head = head_of(reply, keep_alive=True)
-        self._write(head)
+        """Write the head at once and a chunk per piece; `_send` writes the last chunk."""
+        self._write(head_of(reply, keep_alive=True))
         async for piece in pieces:
             self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
@@ -156,16 +158,11 @@ class HttpConnection(asyncio.Protocol):
         self._traffic.sent_bytes += len(data)
         self._transport.write(data)
 
-    def _drop(self, *, reset: bool) -> None:
-        if reset:
-            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        self._transport.abort()
-
     def _send(self, reply: HttpReply, keep_alive: bool) -> None:
-        whole = _encode(reply, keep_alive)
+        whole = _LAST_CHUNK if reply.stream is not None else head_of(reply, keep_alive) + reply.body
         self._traffic.sent_bytes += len(whole)
         if reply.cut_at is not None:
-            # Closing, not resetting: what was sent so far must be read before the end is.
+            # Close rather than reset, so that the peer reads these bytes before the end.
             self._transport.write(whole[: reply.cut_at])
             self._transport.close()
             return
@@ -181,7 +178,7 @@ class HttpConnection(asyncio.Protocol):
             self._idle_timer = self._loop.call_later(self._keep_alive_s, self._close_when_idle)
 
     def _stop_idling(self) -> None:
-        # Its timer goes on and finds the connection busy: cheaper than a new one for each request.
+        # The timer keeps running and finds the connection busy, which is cheaper than a new timer per request.
         self._idle_since_s = None
 
     def _close_when_idle(self) -> None:
@@ -195,7 +192,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def stop(self) -> asyncio.Task[None] | None:
-        """Drop the connection; what still has to be awaited, if anything."""
+        """Drop the connection, and return the task that is still to be awaited, if any."""
         self._transport.abort()
         if self._task is not None:
             self._task.cancel()
@@ -213,9 +210,3 @@ def head_of(reply: HttpReply, keep_alive: bool) -> bytes:
     if not keep_alive:
         lines.append(b"connection: close")
     return b"\r\n".join(lines) + b"\r\n\r\n"
-
-
-def _encode(reply: HttpReply, keep_alive: bool) -> bytes:
-    if reply.stream is not None:
-        return _LAST_CHUNK
-    return head_of(reply, keep_alive) + reply.body

@@ -1,4 +1,4 @@
-"""The listening address: open, shut for a while with the kernel queueing those who come, or gone."""
+"""The listening socket: open, paused while connections wait in the kernel's queue, or closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """The simulator's listening address, not yet listening. Raises `OSError`."""
+    """Return a socket bound to the address and not yet listening. Raises `OSError`."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -30,7 +30,7 @@ def url_of(bound: socket.socket) -> str:
 
 
 class Listener:
-    """Servers come and go on duplicates of one bound socket, which keeps the address, and its queue, meanwhile."""
+    """Open and close servers on duplicates of one bound socket, which keeps the address and its queue."""
 
     def __init__(self, bound: socket.socket, connect: Callable[[], asyncio.Protocol], backlog: int) -> None:
         self.url = url_of(bound)
@@ -44,12 +44,12 @@ class Listener:
         self._server = await loop.create_server(self._connect, sock=self._bound.dup(), backlog=self._backlog)
 
     def pause(self) -> None:
-        """Nobody is accepted, nobody is refused: connections wait in the kernel until `open`."""
+        """Stop accepting without refusing: connections wait in the kernel until `open`."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
     def close(self) -> None:
-        """New connections are refused; those accepted before stay."""
+        """Refuse new connections; accepted ones stay open."""
         self.pause()
         self._bound.close()

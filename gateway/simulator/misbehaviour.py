@@ -1,4 +1,4 @@
-"""Spoiling a good reply in the ways that have been seen. Pure."""
+"""Spoil a good reply in ways that real servers and proxies have shown. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HTML: Final = b"<html><body><h1>It works!</h1></body></html>"
 
 
 def spoil(reply: HttpReply, fault: ScriptedFault | None) -> HttpReply:
-    """`reply` as the fault leaves it; faults of other kinds leave it alone."""
+    """Return `reply` as the fault changes it; other kinds of faults do not change it."""
     if fault is None:
         return reply
     head_bytes = len(head_of(reply, keep_alive=True))
@@ -36,17 +36,15 @@ def spoil(reply: HttpReply, fault: ScriptedFault | None) -> HttpReply:
         case "error_in_200":
             return replace(reply, body=b'{"error":{"message":"something broke","type":"InternalServerError"}}')
     edit = _EDITS.get(fault.kind)
-    return replace(reply, body=_edited(reply.body, edit, fault)) if edit is not None else reply
-
-
-def _edited(body: bytes, edit: Callable[[dict[str, Any], ScriptedFault], None], fault: ScriptedFault) -> bytes:
-    document = orjson.loads(body)
+    if edit is None:
+        return reply
+    document = orjson.loads(reply.body)
     edit(document, fault)
-    return orjson.dumps(document)
+    return replace(reply, body=orjson.dumps(document))
 
 
 def _abort(document: dict[str, Any], fault: ScriptedFault) -> None:
-    """As a draining or paused engine answers: 200, and only some of the tokens."""
+    """Keep only some of the tokens, as the 200 of a draining or paused engine does."""
     kept = int(fault.options.get("tokens", 0))
     made = 0
     for choice in document["choices"]:
@@ -60,7 +58,7 @@ def _abort(document: dict[str, Any], fault: ScriptedFault) -> None:
 
 
 def _per_token(choice: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
-    """Where a choice has lists with an entry for each token; not what the request did not ask for."""
+    """Return (container, key) of every list in a choice that has one entry per token."""
     logprobs = choice["logprobs"] or {}
     return [(logprobs, name) for name in logprobs] + ([(choice, "token_ids")] if choice["token_ids"] else [])
 
@@ -75,14 +73,14 @@ def _null_logprobs(document: dict[str, Any], fault: ScriptedFault) -> None:
 
 
 def _nan(document: dict[str, Any], fault: ScriptedFault) -> None:
-    """A generation tells another number in its place, and nothing else of it."""
+    """Replace logprobs in a reply of `/inference/v1/generate`, where vLLM writes -9999 for NaN."""
     for choice in document["choices"]:
-        for place in (choice["logprobs"] or {}).get("content", ()):
-            place["logprob"] = -9999.0
+        for entry in (choice["logprobs"] or {}).get("content", ()):
+            entry["logprob"] = -9999.0
 
 
 def _weights_changed(document: dict[str, Any], fault: ScriptedFault) -> None:
-    """The weights were other ones from the middle of each choice on; only generations tell."""
+    """Report other weights from the middle of each choice on; only `/inference/v1/generate` has that field."""
     before, after = fault.options.get("versions", ("default", "next"))
     for choice in document["choices"]:
         if "weight_versions" in choice:

@@ -1,7 +1,7 @@
 """One simulator in several processes: the kernel spreads connections over their SO_REUSEPORT sockets.
 
-The parent binds the sockets, starts a process for each, and waits; it answers nothing itself. Each process has a
-control socket in a private directory, on which it does what a client told another one (siblings.py).
+The parent binds the sockets, starts one process for each, and waits; it serves nothing itself. Each process has a
+control socket in a private directory, on which the others pass control requests on to it (siblings.py).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
     from gateway.simulator.config import SimulatorConfig
 
-# Importing numpy and binding takes under a second each, on a machine that may be busy.
+# Each process starts in less than a second on an idle machine.
 _START_S: Final = 60.0
 _STOP_S: Final = 5.0
 
 
 class ProcessEnded(Exception):
-    """A process of the simulator ended by itself."""
+    """A process of the simulator ended unexpectedly."""
 
 
 def shares(config: SimulatorConfig, processes: int) -> list[SimulatorConfig]:
-    """What each process is told: `max_num_seqs` is divided among them. Raises `ValueError` when it cannot be."""
+    """Return the configuration of each process; `max_num_seqs` is divided. Raises `ValueError` if it is too small."""
     whole, rest = divmod(config.max_num_seqs, processes)
     if config.max_num_seqs and not whole:
         raise ValueError(f"--max-num-seqs {config.max_num_seqs} is less than --processes {processes}")
@@ -48,28 +48,29 @@ def shares(config: SimulatorConfig, processes: int) -> list[SimulatorConfig]:
 
 
 def run_processes(config: SimulatorConfig, processes: int, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` gets the URL once all processes listen.
+    """Serve until SIGTERM or SIGINT; call `ready` with the URL once all processes listen.
 
-    Raises `OSError` when the address cannot be had, `ValueError` as `shares`, `ProcessEnded`.
+    Raises `OSError` if the address cannot be bound, `ValueError` as `shares`, and `ProcessEnded`.
     """
     configs = shares(config, processes)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="simulator-")))
-        listeners = _bind_all(config, processes, stack)
+        listeners = [stack.enter_context(bind(config.host, config.port, reuse_port=True))]
+        port = listeners[0].getsockname()[1]
+        others = range(processes - 1)
+        listeners += [stack.enter_context(bind(config.host, port, reuse_port=True)) for _ in others]
         url = url_of(listeners[0])
         children = list(_start_all(configs, listeners, directory, stack))
         for listener in listeners:
-            # A copy that stays open here would keep the port listening after its process has closed it.
+            # Otherwise the port would stay open after its process has closed it.
             listener.close()
         ready(url)
-        _check(uvloop.run(_until_stopped(children)))
-
-
-def _bind_all(config: SimulatorConfig, processes: int, stack: ExitStack) -> list[socket.socket]:
-    first = stack.enter_context(bind(config.host, config.port, reuse_port=True))
-    port = first.getsockname()[1]
-    others = range(processes - 1)
-    return [first, *(stack.enter_context(bind(config.host, port, reuse_port=True)) for _ in others)]
+        for child in uvloop.run(_until_stopped(children)):
+            # The sentinel closes shortly before the exit code is known. Exit code 0 is no failure: a signal to the
+            # whole process group may stop a child first.
+            child.join(_STOP_S)
+            if child.exitcode != 0:
+                raise ProcessEnded("a process of the simulator ended unexpectedly")
 
 
 def _start_all(
@@ -79,26 +80,20 @@ def _start_all(
     paths = [directory / f"{index}.sock" for index in range(len(configs))]
     started = []
     for index, (config, listener) in enumerate(zip(configs, listeners, strict=True)):
-        heard, told = context.Pipe(duplex=False)
+        readiness, report_ready = context.Pipe(duplex=False)
         siblings = [path for path in paths if path != paths[index]]
-        child = context.Process(target=_child, args=(config, listener, paths[index], siblings, told), daemon=True)
+        arguments = (config, listener, paths[index], siblings, report_ready)
+        child = context.Process(target=_child, args=arguments, daemon=True)
         child.start()
         stack.callback(_end, child)
-        told.close()
-        started.append((child, heard))
-    for child, heard in started:
-        _await_ready(heard)
-        yield child
-
-
-def _await_ready(heard: Connection) -> None:
-    with heard:
-        try:
-            if heard.poll(_START_S) and heard.recv():
-                return
-        except EOFError:
-            pass
-    raise ProcessEnded("a process of the simulator did not start")
+        report_ready.close()
+        started.append((child, readiness))
+    for child, readiness in started:
+        with readiness, suppress(EOFError):
+            if readiness.poll(_START_S) and readiness.recv():
+                yield child
+                continue
+        raise ProcessEnded("a process of the simulator did not start")
 
 
 def _end(child: BaseProcess) -> None:
@@ -109,7 +104,7 @@ def _end(child: BaseProcess) -> None:
 
 
 async def _until_stopped(children: list[BaseProcess]) -> list[BaseProcess]:
-    """Until a signal, or until one of the children ends; those that ended."""
+    """Wait for a signal or the end of a child, and return the children that ended."""
     stopped = _stopping()
     ended: list[BaseProcess] = []
 
@@ -127,47 +122,36 @@ async def _until_stopped(children: list[BaseProcess]) -> list[BaseProcess]:
     return ended
 
 
-def _check(ended: list[BaseProcess]) -> None:
-    """A signal for the whole process group may end a child first, as asked: that is no failure."""
-    for child in ended:
-        # Its sentinel closes a moment before the kernel tells how it ended.
-        child.join(_STOP_S)
-        if child.exitcode != 0:
-            raise ProcessEnded("a process of the simulator ended by itself")
-
-
 def _child(
-    config: SimulatorConfig, listener: socket.socket, control: Path, others: list[Path], told: Connection
+    config: SimulatorConfig, listener: socket.socket, control: Path, others: list[Path], report_ready: Connection
 ) -> None:
     calm_collector()
-    uvloop.run(_serve(Simulator(config, listener, Siblings(others)), control, told))
+    try:
+        uvloop.run(_serve(Simulator(config, listener, Siblings(others)), control, report_ready))
+    finally:
+        # The parent removes the directory; the last process does so if the parent was killed.
+        control.unlink(missing_ok=True)
+        with suppress(OSError):
+            control.parent.rmdir()
 
 
-async def _serve(simulator: Simulator, control: Path, told: Connection) -> None:
+async def _serve(simulator: Simulator, control: Path, report_ready: Connection) -> None:
     stopped = _stopping()
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # Nobody is left to stop a child whose parent was killed.
+    # If the parent is killed, nobody else stops its children.
     asyncio.get_running_loop().add_reader(parent.sentinel, stopped.set)
     await simulator.start(control)
     try:
-        told.send(True)
-        told.close()
+        report_ready.send(True)
+        report_ready.close()
         await stopped.wait()
     finally:
         await simulator.stop()
-        _clear(control)
-
-
-def _clear(control: Path) -> None:
-    """The last process to go takes the directory along, in case that the parent, whose task it is, was killed."""
-    control.unlink(missing_ok=True)
-    with suppress(OSError):
-        control.parent.rmdir()
 
 
 def _stopping() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT."""
+    """Return an event that SIGTERM and SIGINT set."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

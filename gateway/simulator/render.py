@@ -1,4 +1,4 @@
-"""A completion as vLLM 0.32 writes it: every key, in its order. Pure."""
+"""Write completions, models and metrics as vLLM 0.32 does, with every key in its order. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def completion(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int) -> bytes:
-    """The body of a 200 to `/v1/completions`."""
+    """Return the body of a 200 to `/v1/completions`."""
     return dumps(
         {
             "id": f"cmpl-{request_id}",
@@ -38,12 +38,12 @@ def completion(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: 
 
 
 def dumps(document: Any) -> bytes:
-    """With arrays as lists."""
+    """Encode as JSON, with numpy arrays as lists."""
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def usage(ask: Ask, choices: Sequence[Choice]) -> dict[str, Any]:
-    """The prompt counts once, however many choices there are."""
+    """Return the token usage; the prompt counts once, however many choices there are."""
     made = sum(len(choice.tokens) for choice in choices)
     return {
         "prompt_tokens": len(ask.prompt),
@@ -73,7 +73,7 @@ def _choice(ask: Ask, index: int, choice: Choice) -> dict[str, Any]:
 
 @cache
 def _texts() -> tuple[str, ...]:
-    """Of every token: a table costs 2 MB once, and half as much time as making the same strings again and again."""
+    """Return the text of every token. The table takes 2 MB and halves the time of building the same strings anew."""
     return tuple(oracle.text_of(token) for token in range(oracle.VOCAB))
 
 
@@ -83,13 +83,13 @@ def _names() -> tuple[str, ...]:
 
 
 def text(choice: Choice) -> str:
-    """What a sequence says."""
+    """Return the text of a sequence."""
     known = _texts()
     return _text([known[token] for token in choice.tokens.tolist()], choice)
 
 
 def _text(texts: list[str], choice: Choice) -> str:
-    """What was said before the stop string; a stop token's text is not told either."""
+    """Join the texts up to the stop string; a stop token's text is left out too."""
     if choice.finish_reason != "stop":
         return "".join(texts)
     if isinstance(choice.stop_reason, str):
@@ -98,7 +98,7 @@ def _text(texts: list[str], choice: Choice) -> str:
 
 
 def _logprobs(ask: Ask, choice: Choice, ids: list[int], texts: list[str]) -> dict[str, Any]:
-    # float32 widened to double, as vLLM tells them.
+    # float32 widened to double, as in vLLM.
     values = choice.logprobs.tolist()
     known = _names()
     names = [known[token] for token in ids] if ask.tokens_as_ids else texts
@@ -111,7 +111,7 @@ def _logprobs(ask: Ask, choice: Choice, ids: list[int], texts: list[str]) -> dic
 
 
 def _top(ask: Ask, choice: Choice, ids: list[int], values: list[float], names: list[str]) -> list[dict[str, float]]:
-    """The sampled token first, then ranks 1..k; as text keys, equal texts collapse, which is vLLM's way."""
+    """Return the sampled token first, then ranks 1..k. As in vLLM, tokens of equal text share one key."""
     if not ask.logprobs:
         return [{name: value} for name, value in zip(names, values, strict=True)]
     rows = []
@@ -124,24 +124,25 @@ def _top(ask: Ask, choice: Choice, ids: list[int], values: list[float], names: l
 
 
 def ranked(ask: Ask, choice: Choice, ids: Sequence[int], values: Sequence[float]) -> Iterator[list[tuple[int, float]]]:
-    """At each position the best tokens, with their logprobs, as many as were asked for."""
+    """Yield for each position the best tokens with their logprobs, as many as were requested."""
     k = ask.logprobs or 0
     others, theirs = oracle.alternatives(ask.model, ask.prompt, choice.seed, len(ids), k)
     theirs = oracle.reported(theirs, ask.temperature) if choice.scaled else theirs
-    for place, (token, value) in enumerate(zip(ids, values, strict=True)):
-        yield oracle.best(token, value, others[place], theirs[place], k)
+    for at, (token, value) in enumerate(zip(ids, values, strict=True)):
+        yield oracle.best(token, value, others[at], theirs[at], k)
 
 
 def prompt_logprobs(ask: Ask) -> list[dict[str, Any] | None]:
-    """The actual token first, then ranks 1..k; the first position has none."""
+    """Return for each position the actual token first, then ranks 1..k; the first position has None."""
     own = oracle.prompt_logprobs(ask.model, ask.prompt).tolist()
     k = ask.prompt_logprobs or 0
     others, theirs = oracle.prompt_alternatives(ask.model, ask.prompt, max(k, 1))
     rows: list[dict[str, Any] | None] = [None]
-    for place in range(1, len(own)):
-        token, value = int(ask.prompt[place]), own[place]
-        ranked = oracle.best(token, value, others[place], theirs[place], k) if k else []
-        row = {str(token): _entry(token, value, _rank(value, theirs[place].tolist()))}
+    for at in range(1, len(own)):
+        token, value = int(ask.prompt[at]), own[at]
+        ranked = oracle.best(token, value, others[at], theirs[at], k) if k else []
+        # Below all drawn alternatives, the true rank is not known.
+        row = {str(token): _entry(token, value, 1 + sum(other > value for other in theirs[at].tolist()))}
         for rank, (other, logprob) in enumerate(ranked, 1):
             if other == token:
                 row[str(token)]["rank"] = rank
@@ -151,17 +152,12 @@ def prompt_logprobs(ask: Ask) -> list[dict[str, Any] | None]:
     return rows
 
 
-def _rank(value: float, others: list[float]) -> int:
-    """Beyond the alternatives that were drawn it is only known to be worse than they are."""
-    return 1 + sum(other > value for other in others)
-
-
 def _entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
     return {"logprob": logprob, "rank": rank, "decoded_token": oracle.text_of(token)}
 
 
 def models(served: ServedModels, paths: Mapping[str, str], created_s: int) -> dict[str, Any]:
-    """`/v1/models`; `paths`: adapter -> where it was loaded from. All adapters are of the first model."""
+    """Return the document of `/v1/models`. `paths` maps each adapter, all of the first model, to its path."""
     cards = [_card(name, name, None, served.max_model_len, created_s) for name in served.models]
     cards += [_card(name, path, served.models[0], None, created_s) for name, path in paths.items()]
     return {"object": "list", "data": cards}
@@ -176,29 +172,27 @@ def _card(name: str, root: str, parent: str | None, max_model_len: int | None, c
         "root": root,
         "parent": parent,
         "max_model_len": max_model_len,
-        "permission": [_permission(created_s)],
-    }
-
-
-def _permission(created_s: int) -> dict[str, Any]:
-    return {
-        "id": "modelperm-0000000000000000",
-        "object": "model_permission",
-        "created": created_s,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
+        "permission": [
+            {
+                "id": "modelperm-0000000000000000",
+                "object": "model_permission",
+                "created": created_s,
+                "allow_create_engine": False,
+                "allow_sampling": True,
+                "allow_logprobs": True,
+                "allow_search_indices": False,
+                "allow_view": True,
+                "allow_fine_tuning": False,
+                "organization": "*",
+                "group": None,
+                "is_blocking": False,
+            }
+        ],
     }
 
 
 def metrics(model: str, stats: Stats) -> str:
-    """The few of vLLM's metrics that routers look at."""
+    """Write the vLLM metrics that routers use."""
     labels = f'engine="0",model_name="{model}"'
     lines = [
         "# TYPE vllm:num_requests_running gauge",

@@ -1,6 +1,7 @@
-"""The other processes of one simulator: what one of them is told on its control paths, all of them do.
+"""Pass control requests on to the other processes of one simulator.
 
-Each process serves its own control paths on a UNIX socket as well; whoever gets a client's request passes it on there.
+Each process also serves its control paths on a UNIX socket. The one that gets a client's request sends it to the others
+there.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Siblings:
-    """`paths`: the sockets of the others."""
+    """The other processes, by the `paths` of their sockets."""
 
     def __init__(self, paths: Sequence[Path] = ()) -> None:
         self._paths = paths
 
     async def ask(self, request: HttpRequest) -> list[bytes]:
-        """The bodies of all their replies. Raises `OSError` when one of them is gone."""
+        """Return the bodies of all their replies. Raises `OSError` if one of them is gone."""
         return await asyncio.gather(*[_ask(path, request) for path in self._paths])
 
 

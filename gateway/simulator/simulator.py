@@ -1,4 +1,4 @@
-"""The simulated vLLM itself: endpoints, faults, counts. Runs on the loop that starts it.
+"""The simulated vLLM: its endpoints, faults and counts. It runs on the event loop that starts it.
 
 async with Simulator(SimulatorConfig()) as simulator:
     simulator.url; simulator.stats(); simulator.set_faults([{"kind": "status", "status": 503, "next": 3}])
@@ -42,7 +42,7 @@ _NEVER_S: Final = 10**9
 _LOAD: Final = "/v1/load_lora_adapter"
 _GENERATE: Final = "/inference/v1/generate"
 _CHAT: Final = "/v1/chat/completions"
-# What all processes of a simulator must do or know alike.
+# Requests that all processes of a simulator must carry out.
 _FOR_ALL: Final = frozenset(
     {
         ("POST", _LOAD),
@@ -55,8 +55,18 @@ _FOR_ALL: Final = frozenset(
 )
 
 
+_FIXED_REPLIES: Final = {
+    ("GET", "/health"): HttpReply(),
+    ("GET", "/ping"): HttpReply(),
+    ("GET", "/version"): HttpReply(body=b'{"version":"0.32.0"}'),
+}
+
+
 class Simulator:
-    """`listener`: a bound socket in place of the configured address. `siblings`: its other processes, if any."""
+    """One process of the simulated vLLM.
+
+    `listener` is a bound socket to use instead of the configured address; `siblings` are its other processes, if any.
+    """
 
     def __init__(
         self, config: SimulatorConfig, listener: socket.socket | None = None, siblings: Siblings | None = None
@@ -80,16 +90,13 @@ class Simulator:
             ("POST", _GENERATE): self._complete,
             ("POST", _CHAT): self._complete,
             ("GET", "/v1/models"): self._models,
-            ("GET", "/health"): self._empty,
-            ("GET", "/ping"): self._empty,
-            ("GET", "/version"): self._version,
             ("GET", "/metrics"): self._metrics,
             ("POST", _LOAD): self._load_adapter,
-            ("POST", "/v1/unload_lora_adapter"): self._unload_adapter,
-            ("GET", "/_sim/stats"): self._tell_stats,
-            ("GET", "/_sim/snapshot"): self._tell_snapshot,
+            ("POST", "/v1/unload_lora_adapter"): self._change_adapters,
+            ("GET", "/_sim/stats"): self._send_stats,
+            ("GET", "/_sim/snapshot"): self._send_snapshot,
             ("POST", "/_sim/faults"): self._take_faults,
-            ("DELETE", "/_sim/faults"): self._clear_faults,
+            ("DELETE", "/_sim/faults"): self._take_faults,
             ("POST", "/_sim/release"): self._release,
             ("POST", "/_sim/reset"): self._reset,
         }
@@ -97,7 +104,7 @@ class Simulator:
     # -- life
 
     async def start(self, control_path: Path | None = None) -> None:
-        """`control_path`: where siblings reach this process, if it has any. Raises `OSError`."""
+        """Listen for clients, and on `control_path` for siblings, if there are any. Raises `OSError`."""
         bound = self._bound or bind(self._config.host, self._config.port)
         self._listener = Listener(bound, self._connect, self._config.backlog)
         await self._listener.open()
@@ -120,7 +127,7 @@ class Simulator:
                 server.close()
         tasks = [connection.stop() for connection in list(self._connections)]
         await asyncio.gather(*[task for task in tasks if task is not None], return_exceptions=True)
-        # Aborted transports are told apart from the loop's side only in its next turn.
+        # The loop calls connection_lost of aborted transports in its next turn.
         await asyncio.sleep(0)
 
     async def __aenter__(self) -> Self:
@@ -138,7 +145,7 @@ class Simulator:
         return self._listener.url
 
     def stats(self) -> dict[str, Any]:
-        """What `/_sim/stats` tells, of this process."""
+        """Return the document of `/_sim/stats` for this process."""
         return report([self._snapshot()])
 
     def _snapshot(self) -> dict[str, Any]:
@@ -146,7 +153,7 @@ class Simulator:
         return self._stats.snapshot()
 
     def set_faults(self, rules: Any) -> None:
-        """Replace the script. Raises `ValueError` when it is not understood."""
+        """Replace the faults. Raises `ValueError` if a rule is not understood."""
         read = faults.read_rules(rules)
         self._rules = [rule for rule in read if rule.fault.kind not in faults.SERVER_KINDS]
         for rule in read:
@@ -158,7 +165,7 @@ class Simulator:
     # -- requests
 
     async def _handle(self, request: HttpRequest) -> HttpReply:
-        """A client's request; what concerns all processes goes to the others first."""
+        """Handle a client's request; one that concerns all processes goes to the others first."""
         self._stats.adapter_loads += request.path == _LOAD
         if (request.method, request.path) in _FOR_ALL:
             await self._siblings.ask(request)
@@ -169,7 +176,8 @@ class Simulator:
         if self._draining:
             await asyncio.sleep(_NEVER_S)
         if route is None:
-            return _json({"detail": "Not Found"}, 404)
+            fixed = _FIXED_REPLIES.get((request.method, request.path))
+            return fixed or _json({"detail": "Not Found"}, 404)
         try:
             return await route(request)
         except Refused as refused:
@@ -188,36 +196,36 @@ class Simulator:
         if early is not None:
             return early
         ask = self._read(request.path, document)
-        told_id = request_id or f"{self._rng.getrandbits(64):016x}"
+        reply_id = request_id or f"{self._rng.getrandbits(64):016x}"
         if request.path == _CHAT and chat_api.wants_stream(document):
             executing = self._execute(ask, sample_id(request_id), fault)
             return HttpReply(
                 content_type="text/event-stream; charset=utf-8",
-                stream=_events(ask, executing, told_id, usage=chat_api.wants_usage(document)),
+                stream=_events(ask, executing, reply_id, usage=chat_api.wants_usage(document)),
             )
         choices = await self._execute(ask, sample_id(request_id), fault)
-        return spoil(self._reply(request.path, ask, choices, told_id), fault)
+        return spoil(self._reply(request.path, ask, choices, reply_id), fault)
 
     def _read(self, path: str, document: Any) -> Ask:
-        """Raises `Refused`."""
+        """Validate a request to one of the three generating paths. Raises `Refused`."""
         if path == _GENERATE:
             return generate_api.read(document, self._served(), self._config.max_num_seqs)
         if path == _CHAT:
             return chat_api.read(document, self._served())
         return asking.read_ask(document, self._served())
 
-    def _reply(self, path: str, ask: Ask, choices: list[Choice], told_id: str) -> HttpReply:
+    def _reply(self, path: str, ask: Ask, choices: list[Choice], reply_id: str) -> HttpReply:
         write = {_GENERATE: generate_api.render, _CHAT: chat_api.render}.get(path, render.completion)
-        return HttpReply(body=write(ask, choices, told_id, int(time.time())))
+        return HttpReply(body=write(ask, choices, reply_id, int(time.time())))
 
     def _answer_probe(self, request: HttpRequest) -> HttpReply:
-        """The gateway's own questions are no samples: not counted, not held, not misbehaved towards."""
+        """Answer the gateway's own probe, which is no sample: it is not counted, held or spoiled."""
         ask = self._read(request.path, asking.parse(request.body))
         choices = completion.generate(ask, 0, raw_logprobs=self._config.raw_logprobs)
         return self._reply(request.path, ask, choices, PROBE_REQUEST_ID)
 
     async def _before_execution(self, fault: ScriptedFault | None) -> HttpReply | None:
-        """Misbehaviour that happens without any generation; its reply, if it has one."""
+        """Carry out a fault that comes before generation, and return its reply, if it has one."""
         if fault is None:
             return None
         if fault.kind == "reset_before_read":
@@ -270,12 +278,6 @@ class Simulator:
     async def _models(self, request: HttpRequest) -> HttpReply:
         return _json(render.models(self._served(), self._adapters.paths, int(time.time())))
 
-    async def _empty(self, request: HttpRequest) -> HttpReply:
-        return HttpReply()
-
-    async def _version(self, request: HttpRequest) -> HttpReply:
-        return _json({"version": "0.32.0"})
-
     async def _metrics(self, request: HttpRequest) -> HttpReply:
         text = render.metrics(self._config.models[0], self._stats)
         return HttpReply(body=text.encode(), content_type="text/plain; version=0.0.4")
@@ -287,37 +289,31 @@ class Simulator:
             return early
         if fault is not None:
             await self._misbehave_while_running(fault)
-        return self._of_adapters(self._adapters.load, request)
+        return await self._change_adapters(request)
 
-    async def _unload_adapter(self, request: HttpRequest) -> HttpReply:
-        return self._of_adapters(self._adapters.unload, request)
-
-    def _of_adapters(self, do: Callable[[Any], str], request: HttpRequest) -> HttpReply:
+    async def _change_adapters(self, request: HttpRequest) -> HttpReply:
         if not self._adapters.enabled:
             return _json({"detail": "Not Found"}, 404)
-        return _text(do(asking.parse(request.body)))
+        change = self._adapters.load if request.path == _LOAD else self._adapters.unload
+        return HttpReply(200, change(asking.parse(request.body)).encode(), "text/plain; charset=utf-8")
 
     # -- its control paths
 
-    async def _tell_stats(self, request: HttpRequest) -> HttpReply:
+    async def _send_stats(self, request: HttpRequest) -> HttpReply:
         asked = HttpRequest("GET", "/_sim/snapshot", {}, b"", "")
         others = [orjson.loads(body) for body in await self._siblings.ask(asked)]
         return _json(report([self._snapshot(), *others]))
 
-    async def _tell_snapshot(self, request: HttpRequest) -> HttpReply:
-        """Of this process alone, in full; for its siblings."""
+    async def _send_snapshot(self, request: HttpRequest) -> HttpReply:
+        """Send the counts of this process to a sibling."""
         return _json(self._snapshot())
 
     async def _take_faults(self, request: HttpRequest) -> HttpReply:
         try:
-            self.set_faults(asking.parse(request.body))
+            self.set_faults(asking.parse(request.body) if request.method == "POST" else [])
         except ValueError as error:
             return _json({"detail": str(error)}, 400)
         return _json({"faults": len(self._rules)})
-
-    async def _clear_faults(self, request: HttpRequest) -> HttpReply:
-        self._rules = []
-        return _json({"faults": 0})
 
     async def _release(self, request: HttpRequest) -> HttpReply:
         self._gate.release()
@@ -326,13 +322,13 @@ class Simulator:
         return _json({})
 
     async def _reset(self, request: HttpRequest) -> HttpReply:
-        """Begin counting again; what runs now is counted as running still."""
+        """Remove all faults and count from zero; requests that are running still count as running."""
         self._rules = []
         self._stats.clear()
         return _json({})
 
     def _drain(self) -> None:
-        """As vLLM after SIGTERM: the listening socket is closed, open connections stay without a byte."""
+        """Close the listening socket and send nothing more on open connections, as vLLM does after SIGTERM."""
         self._draining = True
         if self._listener is not None:
             self._listener.close()
@@ -349,9 +345,9 @@ class Simulator:
         self._reopening = None
 
 
-async def _events(ask: Ask, executing: Awaitable[list[Choice]], told_id: str, *, usage: bool) -> AsyncIterator[bytes]:
-    """What a stream tells; its generation runs while it is read, and ends with whoever reads it."""
-    for event in chat_api.events(ask, await executing, told_id, int(time.time()), usage=usage):
+async def _events(ask: Ask, executing: Awaitable[list[Choice]], reply_id: str, *, usage: bool) -> AsyncIterator[bytes]:
+    """Yield the events of a stream; the generation runs while the stream is read, and ends with its reader."""
+    for event in chat_api.events(ask, await executing, reply_id, int(time.time()), usage=usage):
         yield event
     yield chat_api.END
 
@@ -373,7 +369,3 @@ def _scripted(fault: ScriptedFault) -> HttpReply:
 
 def _json(document: Any, status: int = 200) -> HttpReply:
     return HttpReply(status, orjson.dumps(document))
-
-
-def _text(words: str) -> HttpReply:
-    return HttpReply(200, words.encode(), "text/plain; charset=utf-8")

@@ -1,7 +1,4 @@
-"""Bytes over a set of connections, as the load client and the simulated vLLM count them.
-
-What a simulated vLLM has seen: enough to tell whether anything was executed twice, or at the same time.
-"""
+"""The counts of a simulated vLLM: enough to see whether a sample was executed twice, or twice at the same time."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Traffic:
-    """HTTP's bytes, without TCP's and IP's headers; over TLS, before encryption."""
+    """Bytes of HTTP over a set of connections, without the headers of TCP and IP; the load client counts them too."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
 
 
 _ATTEMPT: Final = re.compile(r"-a\d+$")
-_NUMBERS: Final = (
+_COUNTS: Final = (
     "received",
     "executions",
     "waiting",
@@ -34,22 +31,20 @@ _NUMBERS: Final = (
     "concurrent_duplicates",
     "adapter_loads",
     "connections",
-    "received_bytes",
-    "sent_bytes",
 )
 
 
 def sample_id(request_id: str) -> str:
-    """The sample behind an `X-Request-Id`: without the attempt that the gateway appends."""
+    """Return the sample behind an `X-Request-Id`, without the attempt number that the gateway appends."""
     return _ATTEMPT.sub("", request_id)
 
 
 @dataclass(slots=True)
 class Stats:
-    """Of one process. `aborted`: generations that ended because the client went away, or by a scripted fault.
-    `adapter_loads`: how often it was asked to load one.
+    """The counts of one process.
 
-    `traffic`: of all connections, those of these pages too.
+    `aborted` generations ended because the client disconnected or by a scripted fault. `adapter_loads` counts the
+    requests to load an adapter. `traffic` covers all connections, those to the control paths included.
     """
 
     received: int = 0
@@ -72,7 +67,7 @@ class Stats:
         self.by_source_ip[source_ip] += 1
 
     def start(self, sample: str) -> None:
-        """A generation begins."""
+        """Count the start of a generation."""
         self.executions += 1
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
@@ -93,7 +88,7 @@ class Stats:
                 del self._running[sample]
 
     def clear(self) -> None:
-        """Count from now on. What waits or runs goes on doing so, and is counted as completed or aborted later."""
+        """Count from zero. Requests that wait or run keep their counts, and count as completed or aborted later."""
         self.received = self.executions = self.completed = self.aborted = self.concurrent_duplicates = 0
         self.adapter_loads = 0
         self.peak_in_flight = self.in_flight
@@ -101,25 +96,23 @@ class Stats:
         self.traffic.received_bytes = self.traffic.sent_bytes = 0
         self._by_sample.clear()
 
-    @property
-    def received_bytes(self) -> int:
-        return self.traffic.received_bytes
-
-    @property
-    def sent_bytes(self) -> int:
-        return self.traffic.sent_bytes
-
     def snapshot(self) -> dict[str, Any]:
-        """Everything, for `report`."""
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
-        return {**numbers, "by_source_ip": dict(self.by_source_ip), "by_sample": dict(self._by_sample)}
+        """Return all counts, for `report`."""
+        return {
+            **{name: getattr(self, name) for name in _COUNTS},
+            "received_bytes": self.traffic.received_bytes,
+            "sent_bytes": self.traffic.sent_bytes,
+            "by_source_ip": dict(self.by_source_ip),
+            "by_sample": dict(self._by_sample),
+        }
 
 
 def report(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The answer to `/_sim/stats`, of all processes together.
+    """Return the document of `/_sim/stats` from the snapshots of all processes.
 
-    `by_request_id` names only what was executed more than once. The peaks of several processes are added, though they
-    need not have been at the same time, and one process does not see what runs twice in two.
+    `by_request_id` names only the samples that were executed more than once. The peaks of several processes are added,
+    although they need not have occurred at the same time, and `concurrent_duplicates` misses a sample that runs in two
+    processes at once.
     """
     by_source_ip: Counter[str] = Counter()
     by_sample: Counter[str] = Counter()
@@ -127,7 +120,7 @@ def report(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
         by_source_ip.update(snapshot["by_source_ip"])
         by_sample.update(snapshot["by_sample"])
     return {
-        **{name: sum(snapshot[name] for snapshot in snapshots) for name in _NUMBERS},
+        **{name: sum(snapshot[name] for snapshot in snapshots) for name in (*_COUNTS, "received_bytes", "sent_bytes")},
         "by_source_ip": dict(by_source_ip),
         "by_request_id": {name: count for name, count in by_sample.items() if count > 1},
     }

@@ -1,20 +1,20 @@
-"""What the simulated vLLM answers, as pure functions, so that any client can check that a result is its own.
+"""The answers of the simulated vLLM as pure functions, so that any client can check that a result is its own.
 
-This file stands alone (standard library and numpy): copy it to wherever results are checked.
+This file needs only the standard library and numpy: copy it to wherever results are checked.
 
     tokens      sampled(model, prompt, seed, n): tokens int32[n] and their logprobs float32[n] at temperature 1
-    choices     choice i of a request is drawn with seed + i, as vLLM does
-    temperature does not change what is drawn; reported logprobs are those of temperature 1 divided by it
-                (`reported`), unless the simulator runs with --logprobs-mode raw. Prompt logprobs never change.
-    no seed     one is drawn below UNSEEDED, `find_seed` finds it again from the tokens
-    greedy      temperature 0: the sample of GREEDY_SEED
+    choices     choice i of a request is drawn with seed + i, as in vLLM
+    temperature does not change the tokens; reported logprobs are those of temperature 1 divided by it (`reported`),
+                unless the simulator runs with --logprobs-mode raw. Prompt logprobs never change.
+    no seed     a seed below UNSEEDED is drawn; `find_seed` recovers it from the tokens
+    greedy      temperature 0 uses GREEDY_SEED
     end         only a prompt that ends with ASKS_TO_END makes the model end by itself: EOS is then drawn at position
-                `end_position`. With `ignore_eos` the generation goes on as if nothing had been
-    images      each IMAGE in a prompt becomes the tokens that its image comes to (`expanded`), before anything is drawn
+                `end_position`. With `ignore_eos` the generation continues after it
+    images      each IMAGE in a prompt becomes the tokens of its image (`expanded`), before anything is drawn
     text        the text of token t is `text_of(t)`
 
-All draws are splitmix64 over a key that hashes model and prompt: two prompts share nothing, so a result that belongs to
-somebody else shows in its first token.
+All draws are splitmix64 over a key that hashes model and prompt. Two prompts share nothing, so somebody else's result
+differs from the first token on.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _TOKENS, _LOGPROBS, _ALTERNATIVES, _PROMPT, _END = range(1, 6)
-# As numpy scalars: to make one costs more than to use it on a short array.
+# Made once: creating a numpy scalar costs more than using it on a short array.
 _U64_MIX_1, _U64_MIX_2 = np.uint64(_MIX_1), np.uint64(_MIX_2)
 _U64_27, _U64_30, _U64_31, _U64_11 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(11)
 _U64_SPAN = np.uint64(VOCAB - _FIRST_TOKEN)
-# A run asks for one or two lengths; the longest kept is 2 MB.
+# A run uses one or two lengths; the longest takes 2 MB.
 _KEPT_LENGTHS = 4
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finaliser, element by element."""
+    """Apply splitmix64's finaliser to each element."""
     values = (values ^ (values >> _U64_30)) * _U64_MIX_1
     values = (values ^ (values >> _U64_27)) * _U64_MIX_2
     return values ^ (values >> _U64_31)
@@ -62,26 +62,26 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache(_KEPT_LENGTHS)
 def _counters(n: int) -> NDArray[np.uint64]:
-    """uint64[n]: what is added to a key for each draw; shared, so not to be written to."""
+    """Return the shared, read-only uint64[n] that is added to a key, one value per draw."""
     counters = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     counters.flags.writeable = False
     return counters
 
 
 def _draws(key: int, n: int) -> NDArray[np.uint64]:
-    """n 64-bit draws under a key."""
+    """Return n 64-bit draws under a key."""
     return _mix(_counters(n) + np.uint64(key & _MASK))
 
 
 def _key(base: int, *parts: int) -> int:
-    """The first draw under each part in turn, in plain integers: ten times cheaper than arrays of one."""
+    """Mix the parts into a key; plain integers cost a tenth of numpy arrays of length one."""
     for part in parts:
         base = _mix_one(((base ^ part) + _GOLDEN) & _MASK)
     return base
 
 
 def _mix_one(value: int) -> int:
-    """`_mix` of one value."""
+    """Apply `_mix` to one plain integer."""
     value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
     return value ^ (value >> 31)
@@ -93,15 +93,15 @@ def _base(model: str, prompt: ArrayLike) -> int:
 
 
 def _units(draws: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Uniform in [0, 1)."""
+    """Map draws to floats, uniform in [0, 1)."""
     return (draws >> _U64_11).astype(np.float64) * 2.0**-53
 
 
 def sampled(model: str, prompt: ArrayLike, seed: int, n: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Tokens int32[n] and logprobs float32[n] at temperature 1, drawn with the effective seed (seed + choice)."""
+    """Draw tokens int32[n] and logprobs float32[n] at temperature 1; `seed` is the request's seed + choice."""
     base = _base(model, prompt)
     key = _key(base, seed)
-    # Both rows in one pass: for short results, the calls cost more than the numbers.
+    # Both rows in one pass: for short results the calls cost more than the arithmetic.
     keys = np.array([[_key(key, _TOKENS)], [_key(key, _LOGPROBS)]], np.uint64)
     drawn, units = _mix(_counters(n) + keys)
     tokens = (drawn % _U64_SPAN).astype(np.int32)
@@ -114,7 +114,7 @@ def sampled(model: str, prompt: ArrayLike, seed: int, n: int) -> tuple[NDArray[n
 
 
 def end_position(model: str, prompt: ArrayLike) -> int | None:
-    """Where the model ends by itself (the index of EOS); None when it never does."""
+    """Return the index of EOS, where the model ends by itself, or None if it never does."""
     return _end_position(_base(model, prompt), prompt)
 
 
@@ -124,12 +124,12 @@ def _end_position(base: int, prompt: ArrayLike) -> int | None:
 
 
 def reported(logprobs: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
-    """float32[n]: logprobs as they are reported at a temperature (`--logprobs-mode processed_logprobs`)."""
+    """Return float32[n]: logprobs as reported at a temperature (`--logprobs-mode processed_logprobs`)."""
     return logprobs if temperature == 0.0 else (logprobs / np.float32(temperature)).astype(np.float32)
 
 
 def find_seed(model: str, prompt: ArrayLike, tokens: ArrayLike) -> int | None:
-    """The seed of a first choice that was asked for without one."""
+    """Recover the seed of the first choice of a request that had none."""
     wanted = np.asarray(tokens, np.int32)
     for seed in np.flatnonzero(_first_tokens(_base(model, prompt)) == wanted[0]).tolist():
         if np.array_equal(sampled(model, prompt, seed, len(wanted))[0], wanted):
@@ -138,7 +138,7 @@ def find_seed(model: str, prompt: ArrayLike, tokens: ArrayLike) -> int | None:
 
 
 def _first_tokens(base: int) -> NDArray[np.int64]:
-    """int64[UNSEEDED]: what `sampled` draws first with each of the seeds."""
+    """Return int64[UNSEEDED]: the first token that `sampled` draws with each seed."""
     keys = np.uint64(base) ^ np.arange(UNSEEDED, dtype=np.uint64)
     for part in (_TOKENS, 0):
         keys = _mix(keys + np.uint64(_GOLDEN)) ^ np.uint64(part)
@@ -148,21 +148,21 @@ def _first_tokens(base: int) -> NDArray[np.int64]:
 def alternatives(
     model: str, prompt: ArrayLike, seed: int, n: int, k: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """int32[n, k], float32[n, k]: the k best other tokens at each position at temperature 1, best first."""
+    """Return int32[n, k], float32[n, k]: the k best other tokens at each position at temperature 1, best first."""
     return _alternatives(_key(_base(model, prompt), seed, _ALTERNATIVES), n, k)
 
 
 def _alternatives(key: int, n: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     draws = _draws(key, n)
     ranks = np.arange(k, dtype=np.uint64)
-    # Even ids for alternatives of even draws, far apart: no two of a row are equal.
+    # The ids of one row are 7919 apart modulo the vocabulary, so no two are equal.
     ids = (draws[:, None] + ranks[None, :] * np.uint64(7919)) % np.uint64(VOCAB)
     logprobs = -(0.05 + 0.4 * ranks[None, :].astype(np.float64) + 0.3 * _units(draws)[:, None])
     return ids.astype(np.int32), logprobs.astype(np.float32)
 
 
 def prompt_logprobs(model: str, prompt: ArrayLike) -> NDArray[np.float32]:
-    """float32[P]: the prompt's own logprobs at temperature 1; the first is NaN."""
+    """Return float32[P]: the prompt's own logprobs at temperature 1; the first is NaN."""
     n = len(np.asarray(prompt))
     values = (-_DEEPEST * _units(_draws(_key(_base(model, prompt), _PROMPT), n))).astype(np.float32)
     values[0] = np.nan
@@ -170,7 +170,7 @@ def prompt_logprobs(model: str, prompt: ArrayLike) -> NDArray[np.float32]:
 
 
 def prompt_alternatives(model: str, prompt: ArrayLike, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """int32[P, k], float32[P, k]: the k best other tokens at each position of the prompt, best first."""
+    """Return int32[P, k], float32[P, k]: the k best other tokens at each position of the prompt, best first."""
     n = len(np.asarray(prompt))
     return _alternatives(_key(_base(model, prompt), _PROMPT, _ALTERNATIVES), n, k)
 
@@ -178,34 +178,37 @@ def prompt_alternatives(model: str, prompt: ArrayLike, k: int) -> tuple[NDArray[
 def best(
     own: int, own_logprob: float, ids: NDArray[np.int32], logprobs: NDArray[np.float32], k: int
 ) -> list[tuple[int, float]]:
-    """The k best of one position: its own token among the alternatives (an id that repeats it is left out)."""
+    """Return the k best of one position: its own token and the alternatives, without a repeated id."""
     pairs = [(int(other), float(value)) for other, value in zip(ids, logprobs, strict=True) if int(other) != own]
     return sorted([(own, float(own_logprob)), *pairs], key=lambda pair: -pair[1])[:k]
 
 
 def image_tokens(data: bytes) -> list[int]:
-    """What an image comes to: some tokens, by its bytes."""
+    """Return the tokens of an image, which depend on its bytes alone."""
     key = int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
     return [_FIRST_TOKEN + int(drawn) for drawn in _draws(key, 4 + key % 4) % _U64_SPAN]
 
 
 def expanded(prompt: Sequence[int], images: Sequence[bytes]) -> tuple[list[int], list[tuple[int, int]]]:
-    """The prompt with every image in its place; offset and length of each. Raises `ValueError` unless they match."""
+    """Expand every image in a prompt; return the tokens, and the offset and length of each image.
+
+    Raises `ValueError` if the numbers of placeholders and images differ.
+    """
     tokens: list[int] = []
-    places: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     left = iter(images)
     for token in prompt:
         inside = image_tokens(image) if token == IMAGE and (image := next(left, None)) is not None else [token]
         if token == IMAGE:
-            places.append((len(tokens), len(inside)))
+            spans.append((len(tokens), len(inside)))
         tokens += inside
-    if len(places) != len(images):
-        raise ValueError(f"{len(places)} placeholders for {len(images)} images")
-    return tokens, places
+    if len(spans) != len(images):
+        raise ValueError(f"{len(spans)} placeholders for {len(images)} images")
+    return tokens, spans
 
 
 def tokens_of(text: str) -> list[int]:
-    """A token for each byte: no real tokenizer is meant by that."""
+    """Turn text into one token per byte; it does not imitate a real tokenizer."""
     return list(text.encode("utf-8", "replace"))
 
 

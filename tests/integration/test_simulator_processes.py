@@ -155,7 +155,7 @@ def test_a_process_that_ends_takes_the_others_with_it() -> None:
         os.kill(first, signal.SIGKILL)
         assert process.wait(DEADLINE_S) == 1
         assert process.stderr is not None
-        assert process.stderr.read() == "gateway: a process of the simulator ended by itself\n"
+        assert process.stderr.read() == "gateway: a process of the simulator ended unexpectedly\n"
         assert refused(port)
         eventually(lambda: not os.path.exists(f"/proc/{second}"), "the other one has gone too")
 

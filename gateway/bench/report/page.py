@@ -5,7 +5,6 @@ The page of several runs begins with a comparison; the full report of each run f
 
 from __future__ import annotations
 
-from functools import cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
     Row = tuple[str, str]
 
+# In a file of its own, so that editors treat it as CSS.
+_STYLE: Final = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _GIB: Final = 1024**3
 _COMPARED: Final = ("in flight", "samples", "samples/s", "p50", "p99", "CPU ms/sample", "Redis commands", "healthz p99")
 _UNKNOWN: Final = "-"
@@ -34,7 +35,7 @@ def page(runs: Sequence[Run]) -> str:
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
-        f"<title>{title}</title><style>{_style()}</style></head><body>",
+        f"<title>{title}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{title}</h1>",
         f'<p class="muted">{escape(_headline(runs))}</p>',
         *body,
@@ -42,12 +43,6 @@ def page(runs: Sequence[Run]) -> str:
         "</body></html>\n",
     ]
     return "".join(parts)
-
-
-@cache
-def _style() -> str:
-    # In a file of its own, so that editors treat it as CSS.
-    return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 
 def _headline(runs: Sequence[Run]) -> str:
