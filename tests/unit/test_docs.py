@@ -27,6 +27,7 @@ from shared.counters import Counters
 from shared.store.contract import StoreInfo
 from shared.store.schema import Keys
 from shared.wire.sdk import calls
+from tests.unit.test_layout import MAY_IMPORT
 from workers.api import app, replies
 
 if TYPE_CHECKING:
@@ -355,3 +356,24 @@ def test_tests_that_are_named_exist(text: str) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     assert named
     assert not [f"{path}::{name}" for path, name in named if name not in functions_of(ROOT / path)]
+
+
+# -- rooms ------------------------------------------------------------------------------------------------------
+
+
+def as_path(dotted: str) -> str:
+    path = dotted.replace(".", "/")
+    return f"{path}.py" if (ROOT / f"{path}.py").exists() else path
+
+
+def test_rooms_and_what_they_may_import_are_documented() -> None:
+    table = list(rows(section(ARCHITECTURE, "## The rooms")))[2:]
+    documented = {cells[0].strip("`"): set(CODE.findall(cells[2])) for cells in table}
+    assert documented == {
+        as_path(room): {as_path(name) for name in names if name != room} for room, names in MAY_IMPORT.items()
+    }
+
+
+def test_a_sample_travels_through_few_files() -> None:
+    way = section(ARCHITECTURE, "## How one sample travels")
+    assert len(set(re.findall(r"`((?:workers|shared)/[\w/]+\.py)`", way))) <= 28
