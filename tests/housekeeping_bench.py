@@ -28,6 +28,7 @@ class FakePool:
         self.catalogue.replace([Served("sim/tiny", None, 4096)])
         self.probes = 0
         self.listings = 0
+        self.broken = asyncio.Event()
         self.changed = asyncio.Event()
         self.lists: list[tuple[str, ...]] = []
 

@@ -49,7 +49,8 @@ class UpstreamPool:
         self.protocols = Protocols(protocol, forwarder, clock)
         self._upstreams = [self.protocols.upstream(url) for url in urls]
         self._leaving: set[Upstream] = set()
-        self.on_broken: Callable[[], None] = _nothing
+        # Set when an exchange broke: the upstream may have moved, and the published list should be read.
+        self.broken = asyncio.Event()
         self.changed = asyncio.Event()
         self._forwarder = forwarder
         self.catalogue = catalogue
@@ -110,10 +111,10 @@ class UpstreamPool:
             self.broke(upstream, fault.message)
 
     def broke(self, upstream: Upstream, why: str = "") -> None:
-        """An exchange says that it is broken. It may have moved: `on_broken` is told."""
+        """Note that an exchange with this upstream broke, and set `broken`."""
         self.protocols.doubt(upstream)
         upstream.failed(self._clock.monotonic_s(), why)
-        self.on_broken()
+        self.broken.set()
 
     def completed(self, upstream: Upstream) -> None:
         upstream.succeeded(self._clock.monotonic_s())
@@ -276,10 +277,6 @@ class UpstreamPool:
         )
         for attempt in open_attempts:
             attempt.break_off(BreakKind.DRAINING)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _by_name(served: Mapping[Upstream, Iterable[Served]]) -> dict[str, list[Upstream]]:

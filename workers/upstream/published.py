@@ -26,29 +26,36 @@ _LOOK_AGAIN_AFTER_S: Final = 0.5
 
 
 class PublishedUpstreams:
-    def __init__(self, store: Store, pool: UpstreamPool, of_flags: Sequence[str]) -> None:
+    """Follow the published list of upstreams."""
+
+    def __init__(
+        self,
+        store: Store,
+        pool: UpstreamPool,
+        of_flags: Sequence[str],
+        look_again_after_s: float = _LOOK_AGAIN_AFTER_S,
+    ) -> None:
         self._store = store
         self._pool = pool
         self._of_flags = tuple(of_flags)
         self._known: UpstreamList | None = None
-        self._wanted = asyncio.Event()
-        pool.on_broken = self.look
+        self._look_again_after_s = look_again_after_s
 
     def look(self) -> None:
-        """Let `run` look at the published list soon; however often it is asked for, it looks once."""
-        self._wanted.set()
+        """Make `run` read the published list soon; however often this is called, it reads once."""
+        self._pool.broken.set()
 
     async def run(self) -> None:
-        """Endless."""
+        """Read the list whenever an upstream broke, or after `look`, until cancelled."""
         while True:
-            await self._wanted.wait()
-            self._wanted.clear()
+            await self._pool.broken.wait()
+            self._pool.broken.clear()
             try:
                 await self.sync()
             except StoreError as error:
                 # The next renewal of the lease looks again.
                 log.debug("the list of upstreams cannot be read", extra={"error": str(error)})
-            await asyncio.sleep(_LOOK_AGAIN_AFTER_S)
+            await asyncio.sleep(self._look_again_after_s)
 
     async def sync(self) -> None:
         """Follow the published list; a store that has none, or an older one, is told ours. Raises `StoreError`."""

@@ -13,23 +13,20 @@ from shared.core.upstream_list import UpstreamList
 from tests.memory_store import MemoryServer, MemoryStore
 from tests.waiting import until
 from tests.worker_bench import AWAY
-from workers.upstream import published as module
 from workers.upstream.published import PublishedUpstreams
 
 FLAGS = ("http://flag-a", "http://flag-b")
 
 
 class FakePool:
-    """Remembers the lists that it was told."""
+    """Keep the lists that it was given."""
 
     def __init__(self) -> None:
+        self.broken = asyncio.Event()
         self.lists: list[tuple[str, ...]] = []
 
     def replace(self, urls: tuple[str, ...]) -> None:
         self.lists.append(urls)
-
-    def on_broken(self) -> None:
-        raise AssertionError("the published list listens to it")
 
 
 class CountingStore(MemoryStore):
@@ -43,11 +40,11 @@ class CountingStore(MemoryStore):
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, look_again_after_s: float = 0.0) -> None:
         self.server = MemoryServer(ManualClock(), Random(7))
         self.store = CountingStore(self.server)
         self.pool = FakePool()
-        self.published = PublishedUpstreams(self.store, self.pool, FLAGS)  # type: ignore[arg-type] # as far as it needs a pool
+        self.published = PublishedUpstreams(self.store, self.pool, FLAGS, look_again_after_s)  # type: ignore[arg-type] # all that it needs of a pool
 
     async def publish(self, version: int, *urls: str) -> None:
         await self.store.offer_upstreams(UpstreamList(version, urls))
@@ -93,25 +90,22 @@ async def test_an_answer_that_is_older_than_what_is_known_changes_nothing(
     assert bench.pool.lists == [("http://new",)]
 
 
-async def test_a_thousand_broken_exchanges_are_one_look(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thousand_broken_exchanges_are_one_look() -> None:
     """A trainer restarts vLLM elsewhere and publishes the address: who meets the old one looks there."""
-    monkeypatch.setattr(module, "_LOOK_AGAIN_AFTER_S", 3600.0)
+    bench = Bench(look_again_after_s=3600.0)
     run = asyncio.create_task(bench.published.run())
     await bench.publish(1, "http://moved")
     for _ in range(1000):
-        bench.pool.on_broken()
+        bench.pool.broken.set()
     await until(lambda: bench.pool.lists)
-    bench.pool.on_broken()
+    bench.pool.broken.set()
     assert bench.store.looks == 1
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
 
 
 @pytest.mark.parametrize("error", [AWAY, StoreUnavailable("lost", maybe_done=True)])
-async def test_a_store_that_is_away_does_not_end_the_duty(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: StoreUnavailable
-) -> None:
-    monkeypatch.setattr(module, "_LOOK_AGAIN_AFTER_S", 0.0)
+async def test_a_store_that_is_away_does_not_end_the_duty(bench: Bench, error: StoreUnavailable) -> None:
     bench.store.fail_before = error
     run = asyncio.create_task(bench.published.run())
     bench.published.look()
