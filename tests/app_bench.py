@@ -184,8 +184,10 @@ class AppBench(WorkerBench):
             "extensions": {EXTENSION: connection or Connection()},
         }
         await self.app(scope, receive, send)
-        told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        return Answered(sent[0]["status"], told, b"".join(bytes(message.get("body", b"")) for message in sent[1:]))
+        reply_headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return Answered(
+            sent[0]["status"], reply_headers, b"".join(bytes(message.get("body", b"")) for message in sent[1:])
+        )
 
     async def post(self, path: str, body: Any = None, **more: Any) -> Answered:
         return await self.request("POST", API + path, {} if body is None else body, **more)

@@ -42,11 +42,11 @@ def test_looking_often_finds_the_same_as_looking_once(batches: list[list[float]]
     for batch in batches:
         for value in batch:
             often.add(value)
-        told = often.snapshot()
-        assert often.snapshot() == told, "nothing was added between"
+        snapshot = often.snapshot()
+        assert often.snapshot() == snapshot, "nothing was added between"
     *counts, seconds = of(*(value for batch in batches for value in batch))
-    assert list(told[:-1]) == counts
-    assert told[-1] == pytest.approx(seconds, abs=1e-5)
+    assert list(snapshot[:-1]) == counts
+    assert snapshot[-1] == pytest.approx(seconds, abs=1e-5)
 
 
 def test_what_lasts_for_ever_is_counted_above_the_last_bound() -> None:
@@ -67,16 +67,16 @@ def exact_quantile_s(values: list[float], q: float) -> float:
 
 @given(st.lists(st.floats(BOUNDS_S[0], 2000, exclude_min=True), min_size=1, max_size=200), st.floats(0.01, 1))
 def test_a_quantile_is_right_to_a_fifth(values: list[float], q: float) -> None:
-    told, exact = quantile_s(of(*values), q), exact_quantile_s(values, q)
-    assert told is not None
-    assert exact / 1.2 <= told <= exact * 1.2
+    found, exact = quantile_s(of(*values), q), exact_quantile_s(values, q)
+    assert found is not None
+    assert exact / 1.2 <= found <= exact * 1.2
 
 
 @given(st.lists(st.floats(0, 1e5), min_size=1, max_size=100), st.lists(st.floats(0, 1), min_size=2, max_size=5))
 def test_a_higher_quantile_is_no_less(values: list[float], qs: list[float]) -> None:
     snapshot = of(*values)
-    told = [quantile_s(snapshot, q) or 0.0 for q in sorted(qs)]
-    assert told == sorted(told)
+    quantiles = [quantile_s(snapshot, q) or 0.0 for q in sorted(qs)]
+    assert quantiles == sorted(quantiles)
 
 
 @pytest.mark.parametrize("seconds", [0.2, 0.73, 1.0, 1.03, 60.0])

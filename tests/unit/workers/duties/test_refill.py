@@ -1,4 +1,4 @@
-"""The lease, and a store that lost its data: it is told what runs before anybody hears that something is gone."""
+"""The lease, and a store that lost its data: everything that runs is entered before any poll learns that it is gone."""
 
 from __future__ import annotations
 

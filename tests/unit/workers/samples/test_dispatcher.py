@@ -166,9 +166,9 @@ async def test_duplicates_that_come_while_it_begins_learn_what_it_learns(bench: 
     await asyncio.sleep(0)
     bench.store.fail_after = AWAY if first == "not known" else None
     bench.store.gate.set()
-    told = await asyncio.gather(*submissions, return_exceptions=True)
-    assert isinstance(told.pop(2), asyncio.CancelledError)
-    assert told == [AWAY if first == "not known" else None] * 3
+    outcomes = await asyncio.gather(*submissions, return_exceptions=True)
+    assert isinstance(outcomes.pop(2), asyncio.CancelledError)
+    assert outcomes == [AWAY if first == "not known" else None] * 3
     assert bench.counters.duplicates_suppressed == {"ours": 2, "another's": 3, "not known": 0}[first]
     assert bench.dispatcher.in_flight == (1 if first == "ours" else 0)
     await bench.dispatcher.close()

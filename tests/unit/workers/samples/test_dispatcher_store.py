@@ -34,7 +34,7 @@ async def bench() -> WorkerBench:
 
 
 async def test_a_begin_whose_reply_was_lost_is_repeated_until_it_is_known(bench: WorkerBench) -> None:
-    """The client is told to send it again, and what may have been entered runs and ends."""
+    """The client must send it again, and what may have been entered runs and ends."""
     bench.store.fail_after = REPLY_LOST
     with pytest.raises(StoreUnavailable):
         await bench.submit()
@@ -171,7 +171,7 @@ async def test_a_restart_that_was_met_is_waited_out_all_the_same(bench: WorkerBe
 
 
 async def test_a_late_result_of_an_orphaned_sample_is_dropped(bench: WorkerBench) -> None:
-    """The first terminal state wins; polls here are told to look."""
+    """The first terminal state wins; polls here look."""
     await bench.started()
     waiter = bench.waiters.sample_waiter(KEY, LONG_S)
     assert await bench.store.reap(OWNER, ttl_s=60.0, now_ms=0) == [KEY]
@@ -271,7 +271,7 @@ async def test_a_result_that_the_store_refuses_again_and_again_fails(
 async def test_a_sample_of_which_the_store_takes_no_ending_at_all_is_let_go(
     bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits here is told; the reaper ends the record."""
+    """Polls that wait here get the outcome; the reaper ends the record."""
 
     async def refuse(*_: object, **__: object) -> Settled:
         raise REFUSED

@@ -122,10 +122,10 @@ async def test_a_failed_attempt_is_a_line_of_the_debug_level_only(caplog: pytest
     await bench.execute()
     (record,) = [record for record in caplog.records if record.name == "workers.samples.execution"]
     line = JsonFormatter({"slot": 3}).format(record)
-    told = json.loads(line)
+    fields = json.loads(line)
     request_id = bench.sample.request_id
-    assert (told["request_id"], told["slot"], told["attempt"]) == (request_id, 3, 1)
-    assert (told["class"], told["upstream"]) == ("interrupted", "http://a")
+    assert (fields["request_id"], fields["slot"], fields["attempt"]) == (request_id, 3, 1)
+    assert (fields["class"], fields["upstream"]) == ("interrupted", "http://a")
     assert RESET.message not in line
 
 

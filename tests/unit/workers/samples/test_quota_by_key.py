@@ -76,8 +76,8 @@ async def test_a_keys_cap_is_429_for_it_and_nobody_else() -> None:
     assert "its limit for this worker is 2 (max-in-flight)" in refused.json["detail"]
     assert (await ask(bench, KEY_A, 2)).status == 200, "a duplicate takes nothing"
     assert [(await ask(bench, KEY_B, seq_id)).status for seq_id in (1, 2, 3)] == [200] * 3
-    told = bench.key_usage.statuses(key.name for key in KEYS)
-    assert [(key.in_flight, key.samples, key.rejected) for key in told] == [(2, 2, 1), (3, 3, 0)]
+    statuses = bench.key_usage.statuses(key.name for key in KEYS)
+    assert [(key.in_flight, key.samples, key.rejected) for key in statuses] == [(2, 2, 1), (3, 3, 0)]
     bench.executor.finish(session_of(KEY_A).key(1))
     await until(lambda: bench.dispatcher.in_flight == 4)
     assert (await ask(bench, KEY_A, 3)).status == 200

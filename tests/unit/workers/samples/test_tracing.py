@@ -45,8 +45,8 @@ async def test_a_sample_is_a_child_of_the_clients_span_and_its_requests_of_the_s
     assert sample.attributes["gateway.request_id"] == bench.sample.request_id
     assert sample.attributes["gateway.outcome"] == "ready"
     assert first.attributes["error.type"] == "interrupted"
-    told = [headers["traceparent"].split("-")[2] for headers in bench.forwarder.headers]
-    assert told == [f"{span.context.span_id:016x}" for span in (first, second)]
+    span_ids = [headers["traceparent"].split("-")[2] for headers in bench.forwarder.headers]
+    assert span_ids == [f"{span.context.span_id:016x}" for span in (first, second)]
 
 
 async def test_without_a_clients_span_a_sample_begins_a_trace() -> None:
