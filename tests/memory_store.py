@@ -447,9 +447,6 @@ class MemoryStore:
 
     # -- the rest
 
-    async def ping(self) -> None:
-        await self._enter()
-
     async def info(self) -> StoreInfo:
         await self._enter()
         return StoreInfo("memory", "memory", 0, 0, "noeviction")

@@ -19,7 +19,7 @@ from typing import Final
 
 
 class State(Enum):
-    """The value is the first byte of a stored record, except for GONE, which is the absence of one."""
+    """The state of a sample. Its value is the first byte of a stored record; GONE is the absence of a record."""
 
     PENDING = "P"
     READY = "R"
@@ -32,6 +32,8 @@ class State(Enum):
 
 
 class Event(Enum):
+    """A step in the life of a sample."""
+
     BEGIN = "begin"
     SETTLE_READY = "settle_ready"
     SETTLE_FAILED = "settle_failed"
@@ -51,14 +53,14 @@ TRANSITIONS: Final[Transitions] = {
     (State.PENDING, Event.CANCEL): State.CANCELLED,
     (State.PENDING, Event.GO_STALE): State.STALE,
     (State.PENDING, Event.ORPHAN): State.ORPHANED,
-    # A wiped store knows nothing of what its workers still run: their results are written all the same.
+    # A wiped store does not know what its workers still run; it takes their results all the same.
     (State.GONE, Event.SETTLE_READY): State.READY,
     (State.GONE, Event.SETTLE_FAILED): State.FAILED,
     (State.GONE, Event.CANCEL): State.CANCELLED,
     (State.GONE, Event.GO_STALE): State.STALE,
     (State.GONE, Event.ORPHAN): State.ORPHANED,
     (State.READY, Event.HANDED_OVER): State.RETRIEVED,
-    # PENDING has no EXPIRE: it never expires while its owner lives, and the reaper orphans it when not.
+    # PENDING has no EXPIRE: it stays while its owner lives, and the reaper orphans it otherwise.
     (State.READY, Event.EXPIRE): State.GONE,
     (State.RETRIEVED, Event.EXPIRE): State.GONE,
     (State.FAILED, Event.EXPIRE): State.GONE,
@@ -79,7 +81,7 @@ SETTLING: Final[dict[State, Event]] = {
 
 
 class Answer(Enum):
-    """What `retrieve_future` says of a sample, before anybody thinks of HTTP."""
+    """The answer of `retrieve_future` for a sample, before it becomes an HTTP reply."""
 
     TRY_AGAIN = "try_again"
     RESULT = "result"

@@ -1,35 +1,35 @@
-"""Who must have told a store that lost data what it runs, before anybody believes that what is missing is gone.
+"""The roll call: which workers must enter their samples again, before a record that a store lost counts as gone.
 
-A submission that is sent again to a store that was emptied may be running on a worker that has not entered it again.
-How long that worker takes is its own affair: its loop may be busy for seconds. So it is waited for by name. Every
-worker answers the roll of each server it finds (`Store.answer_roll`) once all it runs is entered there; those who had
-answered the server before are waited for, until they answer this one, are known to be gone, or a lease is over: who
-has not come back by then is reaped.
+A sample that is submitted again to an emptied store may be running on a worker that has not entered it yet, and that
+worker's loop may be busy for seconds. So workers wait for each other by name. Every worker answers the roll of each
+server it finds (`Store.answer_roll`) when it has entered everything it runs. The workers that had answered the previous
+server are awaited until they answer the new one, are known to be gone, or a lease has passed: after that they are
+reaped.
 
-A worker does not know all others by name: those that began after its last look are given as long as it took itself.
+A worker does not know all others by name. It gives those that began after its last look as long as it took itself.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-# What is broadcast to the workers, before the owner's name.
+# The messages to all workers; the owner's name follows.
 THERE: Final = b"there "
 GONE: Final = b"gone "
 
 
 def there_message(owner: str) -> bytes:
-    """`owner` has answered the roll."""
+    """Return the message that `owner` has answered the roll."""
     return THERE + owner.encode()
 
 
 def gone_message(owner: str) -> bytes:
-    """`owner` runs nothing any more."""
+    """Return the message that `owner` runs nothing any more."""
     return GONE + owner.encode()
 
 
 class Roll(NamedTuple):
-    """What the server that is there now knows: who has answered it, and who is gone since it is there."""
+    """The owners that have answered the present server, and those that have gone since it started."""
 
     answered: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
@@ -44,30 +44,31 @@ class RollCall:
         self._peers: frozenset[str] = frozenset()
         self._awaited: frozenset[str] = frozenset()
         self._until_s = float("-inf")
-        # Whether what `look` returns once nobody is awaited is still to be told.
+        # Set until `look` has returned the time for the unnamed workers, after the last awaited one.
         self._waits_for_unnamed = False
         self._unnamed_until_s = float("-inf")
 
     @property
     def awaited(self) -> frozenset[str]:
+        """The owners that have not answered yet."""
         return self._awaited
 
     def begin(self, now_s: float) -> None:
-        """The store has lost data."""
+        """Begin to wait for all known peers, because the store has lost data."""
         self._awaited |= self._peers
         self._until_s = now_s + self._lease_s
         self._waits_for_unnamed = True
 
-    def has_told(self, now_s: float, unnamed_need_s: float) -> float:
-        """All that this worker runs is entered: for how long what is missing may still be on its way.
+    def entered_all(self, now_s: float, unnamed_need_s: float) -> float:
+        """Return for how long missing records may still arrive, now that this worker has entered everything it runs.
 
-        `unnamed_need_s`: how long others take that are not known by name, but may have as much to tell.
+        Workers that are not known by name, but may run as much, are expected to take `unnamed_need_s`.
         """
         self._unnamed_until_s = now_s + unnamed_need_s
         return max(unnamed_need_s, self.left_s(now_s))
 
     def look(self, roll: Roll, now_s: float) -> float | None:
-        """For how long what is missing may still be on its way, not above 0 when that is over; None: as told before."""
+        """Return for how long missing records may still arrive: 0 or less if that is over, None if nothing changed."""
         self._strike_off(roll, now_s)
         if self._awaited:
             return self.left_s(now_s)
@@ -77,9 +78,9 @@ class RollCall:
         return self._unnamed_until_s - now_s
 
     def _strike_off(self, roll: Roll, now_s: float) -> None:
-        """Whoever died while nobody could be told of it is known by `roll.gone`."""
+        """Stop waiting for those that have answered or are gone; `roll.gone` has those whose message nobody got."""
         if self._owner not in roll.answered:
-            # It has lost its data once more, or is another one: nothing that it says of others counts.
+            # The server has lost its data again, or is another one: what it reports of others does not count.
             return
         self._awaited -= roll.answered | roll.gone
         if self.left_s(now_s) == 0.0:
@@ -87,15 +88,15 @@ class RollCall:
             self._peers = roll.answered - {self._owner}
 
     def is_there(self, owner: str) -> None:
-        """It has answered the server, for the first time or again."""
+        """Note that `owner` has answered the server, for the first time or again."""
         if owner != self._owner:
             self._peers |= {owner}
 
     def is_gone(self, owner: str) -> None:
-        """It runs nothing any more."""
+        """Note that `owner` runs nothing any more."""
         self._peers -= {owner}
         self._awaited -= {owner}
 
     def left_s(self, now_s: float) -> float:
-        """How much longer the awaited may be waited for; 0 when there are none."""
+        """Return how much longer to wait for the awaited owners; 0 if there are none."""
         return max(self._until_s - now_s, 0.0) if self._awaited else 0.0

@@ -1,6 +1,6 @@
-"""The upstreams as an operator published them at run time: what all workers of all hosts agree on.
+"""The list of upstreams that an operator published at run time, which all workers of all hosts use.
 
-Versions are wall-clock milliseconds, pushed up where a clock lags behind: of two lists the higher one is the later.
+A version is a wall-clock time in milliseconds, raised where a clock lags behind: the higher of two versions is later.
 """
 
 from __future__ import annotations
@@ -8,34 +8,37 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-# What is broadcast to the workers when a list was published.
+from shared.core.errors import StoreRefused
+
+# The message to all workers after a list was published.
 PUBLISHED = b"upstreams"
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamList:
-    """`urls`: base URLs; none at all hands the choice back to each host's own flags."""
+    """A published list of base URLs. An empty one hands the choice back to each host's own flags."""
 
     version: int
     urls: tuple[str, ...]
 
 
 def pack(published: UpstreamList) -> bytes:
+    """Return a list as it is stored."""
     return f"{published.version} {json.dumps(published.urls)}".encode()
 
 
 def unpack(data: bytes) -> UpstreamList:
-    """Raises `ValueError` for what is no list."""
+    """Return the list in a stored value. Raises `StoreRefused` if no gateway wrote it."""
     version, _, text = data.partition(b" ")
     try:
-        urls = json.loads(text)
-    except RecursionError:
-        raise ValueError("a list of upstreams is flat") from None
+        number, urls = int(version), json.loads(text)
+    except (ValueError, RecursionError):
+        raise StoreRefused("not a list of upstreams") from None
     if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
-        raise ValueError("a list of upstreams is a list of URLs")
-    return UpstreamList(int(version), tuple(urls))
+        raise StoreRefused("not a list of upstreams")
+    return UpstreamList(number, tuple(urls))
 
 
 def next_version(before: UpstreamList | None, now_ms: int) -> int:
-    """A version above `before`, whichever host's clock made that one."""
+    """Return a version above that of `before`, whichever host's clock made that one."""
     return max(now_ms, before.version + 1 if before is not None else 0)

@@ -1,14 +1,14 @@
-"""Redis URLs, in redis-py's forms where it has one, without redis-py: a worker starts 140 ms of CPU sooner without it.
+"""Redis URLs, in the forms of redis-py where it has one. Importing redis-py itself would cost a worker 140 ms of CPU.
 
     redis://[[user]:password@]host[:port][/db]      rediss:// the same over TLS
     unix://[[user]:password@]/path/to/socket[?db=N]
     redis+sentinel://[[user]:password@]host[:port][,host[:port]...]/service[/db]
     redis+cluster://[[user]:password@]host[:port][,host[:port]...]
 
-rediss+sentinel:// and rediss+cluster:// are the same over TLS, to the sentinels too. User and password are those of the
-data's servers; the sentinels' own are `sentinel_username` and `sentinel_password` of the query.
+rediss+sentinel:// and rediss+cluster:// are the same over TLS, also to the sentinels. User and password belong to the
+servers that hold the data; those of the sentinels are `sentinel_username` and `sentinel_password` in the query.
 
-TLS options of the query: ssl_cert_reqs (required, optional, none), ssl_ca_certs, ssl_certfile, ssl_keyfile,
+TLS options in the query: ssl_cert_reqs (required, optional, none), ssl_ca_certs, ssl_certfile, ssl_keyfile,
 ssl_check_hostname (true, false).
 """
 
@@ -33,7 +33,7 @@ _TLS_OPTIONS: Final = ("ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_key
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """Where a server is and how to log in. Exactly one of `path` and `host` is set."""
+    """The address and login of one server. Exactly one of `path` and `host` is set."""
 
     host: str | None = None
     port: int = DEFAULT_PORT
@@ -43,28 +43,28 @@ class RedisAddress:
     password: str | None = field(default=None, repr=False)
     tls: bool = False
     tls_options: tuple[tuple[str, str], ...] = ()
-    # The address was found by asking: a replica there is a stale answer.
+    # Set if sentinels named the address: finding a replica there means that their answer was stale.
     must_be_master: bool = False
 
     @property
     def shown(self) -> str:
-        """Without its password, for logs and messages."""
+        """The URL without its password, for logs and messages."""
         if self.path is not None:
             return f"unix://{self.path}"
         return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.db}"
 
     async def locate(self) -> RedisAddress:
-        """A server of a fixed address is where it is: see `link.Server`."""
+        """Return this address, as `link.Server` asks for."""
         return self
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Raises `ConfigError` when a certificate cannot be read."""
+        """Return the TLS settings, or None without TLS. Raises `ConfigError` if a certificate cannot be read."""
         return _ssl_context(dict(self.tls_options)) if self.tls else None
 
 
 @dataclass(frozen=True, slots=True)
 class SentinelAddress:
-    """A master that sentinels know under a name. `server` holds its login and database; its host comes from them."""
+    """A master that sentinels know by the name `service`. `server` holds its login and database, but not its host."""
 
     sentinels: tuple[RedisAddress, ...]
     service: str
@@ -78,7 +78,7 @@ class SentinelAddress:
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Some nodes of a cluster; the others are found through any of them."""
+    """Some nodes of a cluster; any of them leads to the others."""
 
     seeds: tuple[RedisAddress, ...]
 
@@ -87,7 +87,7 @@ class ClusterAddress:
         return "redis+cluster://" + ",".join(f"{seed.host}:{seed.port}" for seed in self.seeds)
 
     def node(self, host: str, port: int) -> RedisAddress:
-        """Another node: the login is the same."""
+        """Return the address of another node, with the same login."""
         return replace(self.seeds[0], host=host, port=port)
 
 
@@ -95,7 +95,7 @@ Address = RedisAddress | SentinelAddress | ClusterAddress
 
 
 def parse_url(url: str) -> Address:
-    """The address in `url`. Raises `ConfigError`, which never repeats the URL: it may hold a password."""
+    """Return the address in `url`. Raises `ConfigError`, whose text never repeats the URL: it may hold a password."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -156,7 +156,7 @@ def _cluster(parts: SplitResult, query: Mapping[str, str]) -> ClusterAddress:
 
 
 def _server(parts: SplitResult, query: Mapping[str, str]) -> RedisAddress:
-    """The login and the TLS options, without a place. Of several hosts, too: `SplitResult` looks up to the last @."""
+    """Return the login and the TLS options, without a host. With several hosts `SplitResult` reads up to the last @."""
     return RedisAddress(
         username=_decoded(parts.username),
         password=_decoded(parts.password),

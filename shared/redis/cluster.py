@@ -1,10 +1,8 @@
-"""Which slot of a cluster a key belongs to, and how a cluster tells whose a slot is. Pure.
+"""The masters of a cluster and the slots that each of them owns.
 
-The masters of a cluster, and whose each slot is.
-
-One task keeps the map: it asks any node that answers, every so often, and at once when there is doubt (a command was
-sent elsewhere, a connection broke). A node that owned nothing and is away is forgotten. A slot that nobody tells an
-owner of, or whose owner is away, has no line: its commands fail, those of other slots go on.
+One task keeps the map up to date: it asks any node that answers, from time to time and as soon as the map may be wrong
+(a command was redirected, a connection broke). A node that owns no slot and is down is forgotten. Commands fail for a
+slot that has no known owner, or whose owner is down; those of other slots continue.
 """
 
 from __future__ import annotations
@@ -24,13 +22,13 @@ from shared.redis.commands import Commands
 from shared.redis.link import CONNECT_TIMEOUT_S, Link
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine
     from random import Random
 
     from shared.clock import Clock
     from shared.redis.address import ClusterAddress, RedisAddress
     from shared.redis.commands import Subscriptions
-    from shared.redis.connection import Connection, Redirected
+    from shared.redis.connection import Redirected, RedisConnection
 
 
 SLOTS: Final = 16384
@@ -38,7 +36,7 @@ SLOTS: Final = 16384
 
 @dataclass(frozen=True, slots=True)
 class SlotRange:
-    """Slots from `first` to `last` inclusive, and where their master is."""
+    """The slots from `first` to `last` inclusive and the address of their master."""
 
     first: int
     last: int
@@ -47,14 +45,14 @@ class SlotRange:
 
 
 def slot_of(key: str) -> int:
-    """The slot of a key: of what stands between its first braces, where there is something, else of all of it."""
+    """Return the slot of a key: that of the text between its first braces if there is any, else of the whole key."""
     _, opened, rest = key.partition("{")
     tag, closed, _ = rest.partition("}")
     return crc_hqx((tag if opened and closed and tag else key).encode(), 0) % SLOTS
 
 
 def parse_slots(reply: Any, asked_host: str) -> list[SlotRange]:
-    """The reply to CLUSTER SLOTS. A node that does not know its own address is where it was asked."""
+    """Read a reply to CLUSTER SLOTS. A node that does not know its own address has that of the host we asked."""
     return [
         SlotRange(int(first), int(last), (master[0] or b"").decode().strip("?") or asked_host, int(master[1]))
         for first, last, master, *_ in reply
@@ -63,16 +61,16 @@ def parse_slots(reply: Any, asked_host: str) -> list[SlotRange]:
 
 log = logging.getLogger(__name__)
 
-# A change shows as a redirection or a lost connection; this is for what nobody touches.
+# A change shows as a redirection or a lost connection; this is for slots that no command uses.
 _ASK_EVERY_S: Final = 15.0
-# While a master is away: how soon its successor is found.
+# While a master is down, so that its successor is found soon.
 _ASK_AGAIN_S: Final = 0.25
-# Many commands doubt at once: they are one question.
+# Many commands report a change at once, and one answer serves them all.
 _LEAST_PAUSE_S: Final = 0.05
 
 
 class Shard:
-    """One node: `line` for commands, `bulk` for those with large values, `subscriptions` of its slots' channels."""
+    """One node: `commands`, `bulk` for commands with large values, and `subscriptions` to the channels of its slots."""
 
     def __init__(
         self,
@@ -83,21 +81,22 @@ class Shard:
         self.address = address
         self.subscriptions = subscriptions
         self.link = make_link(address, "commands", None)
-        self._bulk_link = make_link(address, "bulk", None)
-        self._push_link = make_link(address, "push", subscriptions)
-        self.line = Commands(self.link)
-        self.bulk = Commands(self._bulk_link)
+        bulk_link = make_link(address, "bulk", None)
+        self._links = (self.link, bulk_link, make_link(address, "push", subscriptions))
+        self.commands = Commands(self.link)
+        self.bulk = Commands(bulk_link)
 
     @property
     def up(self) -> bool:
         return self.link.connected_since_s is not None
 
     @property
-    def _links(self) -> tuple[Link, ...]:
-        return (self.link, self._bulk_link, self._push_link)
+    def sent(self) -> int:
+        """The number of commands sent to this node."""
+        return self.commands.sent + self.bulk.sent
 
     async def open(self) -> None:
-        """Raises `StoreRefused`; a node that is away is waited for in the background."""
+        """Connect; keep trying in the background if the node is down. Raises `StoreRefused`."""
         for link in self._links:
             try:
                 await link.open()
@@ -114,7 +113,7 @@ class Shard:
 
 
 class Shards:
-    """`make_subscriptions` is called for every node, `on_change` when slots have other owners than before."""
+    """The nodes of a cluster. `make_subscriptions` is called for each node, `on_change` when a slot has a new owner."""
 
     def __init__(
         self,
@@ -133,10 +132,10 @@ class Shards:
         self._on_change = on_change
         self._shards: dict[tuple[str, int], Shard] = {}
         self._owners: list[Shard | None] = [None] * SLOTS
-        self._masters: set[Shard] = set()
-        self._closed_commands = 0
+        self.masters: set[Shard] = set()
+        self._sent_by_closed = 0
         self._masters_changed_s: float | None = None
-        self._doubt = asyncio.Event()
+        self._may_be_wrong = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -144,31 +143,27 @@ class Shards:
         return self._address.shown
 
     @property
-    def masters(self) -> list[Shard]:
-        """Those that own slots."""
-        return list(self._masters)
-
-    @property
-    def commands(self) -> int:
-        return self._closed_commands + sum(shard.line.commands + shard.bulk.commands for shard in self._all())
+    def sent(self) -> int:
+        """The number of commands sent to all nodes so far."""
+        return self._sent_by_closed + sum(shard.sent for shard in self._shards.values())
 
     @property
     def connected_since_s(self) -> float | None:
-        """Since when all masters have been connected."""
-        since_s = [shard.link.connected_since_s for shard in self._masters]
+        """The monotonic time since which all masters have been connected; None while one is not."""
+        since_s = [shard.link.connected_since_s for shard in self.masters]
         known = [one_s for one_s in since_s if one_s is not None]
         return max(known) if known and len(known) == len(since_s) else None
 
     @property
     def restarted_s(self) -> float | None:
-        """When a master last turned out to be another server than before, at its old address or a new one."""
-        times_s = [self._masters_changed_s, *(shard.link.restarted_s for shard in self._masters)]
+        """The last time at which a master turned out to be another server, at its old address or a new one."""
+        times_s = [self._masters_changed_s, *(shard.link.restarted_s for shard in self.masters)]
         return max((one_s for one_s in times_s if one_s is not None), default=None)
 
     async def open(self) -> None:
-        """Raises `StoreError` when no node tells the map."""
+        """Connect to all masters. Raises `StoreError` if no node knows the map."""
         self._assign(await self._ask_any())
-        await asyncio.gather(*(shard.open() for shard in self._masters))
+        await asyncio.gather(*(shard.open() for shard in self.masters))
         if self._task is None:
             self._task = asyncio.create_task(self._keep())
 
@@ -177,69 +172,63 @@ class Shards:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        await asyncio.gather(*(shard.close() for shard in self._all()))
+        await asyncio.gather(*(shard.close() for shard in self._shards.values()))
 
     def owner(self, slot: int) -> Shard:
-        """Raises `StoreUnavailable` for a slot that has none."""
+        """Return the node that owns a slot. Raises `StoreUnavailable` if there is none."""
         shard = self._owners[slot]
         if shard is None:
-            self.doubt()
-            raise StoreUnavailable("this part of the cluster is away", maybe_done=False)
+            self.refresh_soon()
+            raise StoreUnavailable("this part of the cluster is down", maybe_done=False)
         return shard
 
     def known_owner(self, slot: int) -> Shard | None:
+        """Return the node that owns a slot, or None."""
         return self._owners[slot]
 
     def any_up(self) -> Shard:
-        """Raises `StoreUnavailable` when there is none."""
-        up = [shard for shard in self._masters if shard.up]
+        """Return any connected master. Raises `StoreUnavailable` if there is none."""
+        up = [shard for shard in self.masters if shard.up]
         if not up:
-            raise StoreUnavailable("the cluster is away", maybe_done=False)
+            raise StoreUnavailable("the cluster is down", maybe_done=False)
         return self._rng.choice(up)
 
     def follow(self, redirected: Redirected) -> Shard:
-        """The node that a command was sent to; one that was unknown is there a moment later."""
+        """Return the node that a redirection names; start to connect to it if it is new."""
         if not redirected.asking:
-            self.doubt()
-        shard = self._shard(redirected.host or self._seed.host or "", redirected.port)
+            self.refresh_soon()
+        shard = self._shard(redirected.host or self._address.seeds[0].host or "", redirected.port)
         shard.start()
         return shard
 
-    def doubt(self) -> None:
-        """What is known may be wrong: ask."""
-        self._doubt.set()
+    def refresh_soon(self) -> None:
+        """Ask for the map again, because it may be wrong."""
+        self._may_be_wrong.set()
 
-    # -- inside
-
-    @property
-    def _seed(self) -> RedisAddress:
-        return self._address.seeds[0]
-
-    def _all(self) -> Iterable[Shard]:
-        return list(self._shards.values())
+    # -- internals
 
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(_LEAST_PAUSE_S)
             try:
                 async with asyncio.timeout(_ASK_EVERY_S if self.connected_since_s is not None else _ASK_AGAIN_S):
-                    await self._doubt.wait()
+                    await self._may_be_wrong.wait()
             except TimeoutError:
                 pass
-            self._doubt.clear()
+            self._may_be_wrong.clear()
             await self._refresh()
 
     async def _refresh(self) -> None:
         try:
             self._assign(await self._ask_any())
         except GatewayError as error:
-            log.debug("no node of the cluster tells its slots", extra={"error": str(error)})
+            log.debug("no node of the cluster reports its slots", extra={"error": str(error)})
         for key, shard in list(self._shards.items()):
-            if shard in self._masters:
+            if shard in self.masters:
                 shard.start()
             elif not shard.up:
                 del self._shards[key]
-                self._closed_commands += shard.line.commands + shard.bulk.commands
+                self._sent_by_closed += shard.sent
                 await shard.close()
 
     def _assign(self, ranges: list[SlotRange]) -> None:
@@ -248,11 +237,11 @@ class Shards:
             shard = self._shard(found.host, found.port)
             owners[found.first : found.last + 1] = [shard] * (found.last - found.first + 1)
         masters = {shard for shard in owners if shard is not None}
-        if self._masters and masters - self._masters:
+        if self.masters and masters - self.masters:
             log.warning("the cluster has another master", extra={"store": self.shown})
             self._masters_changed_s = self._clock.monotonic_s()
         changed = owners != self._owners
-        self._owners, self._masters = owners, masters
+        self._owners, self.masters = owners, masters
         if changed:
             self._on_change()
 
@@ -265,8 +254,8 @@ class Shards:
         return shard
 
     def _make_link(self, address: RedisAddress, purpose: str, subscriptions: Subscriptions | None) -> Link:
-        def on_up(connection: Connection) -> None:
-            connection.lost.add_done_callback(lambda _: self.doubt())
+        def on_up(connection: RedisConnection) -> None:
+            connection.lost.add_done_callback(lambda _: self.refresh_soon())
             if subscriptions is not None:
                 subscriptions.on_up(connection)
 
@@ -281,7 +270,7 @@ class Shards:
         )
 
     async def _ask_any(self) -> list[SlotRange]:
-        """Raises `StoreError`: the last one's, or that the cluster has no slots yet."""
+        """Return the map from the first node that knows it. Raises the last `StoreError` if none does."""
         trouble: StoreUnavailable | None = None
         for ask in self._questions():
             try:
@@ -292,8 +281,8 @@ class Shards:
         raise trouble or StoreUnavailable(f"no node of {self.shown} knows an owner of any slot", maybe_done=False)
 
     def _questions(self) -> list[Callable[[], Coroutine[None, None, list[SlotRange]]]]:
-        """Those that answer before those that may not."""
-        up = [shard for shard in self._all() if shard.up]
+        """Return the ways to ask: connected nodes first, then the addresses of the URL."""
+        up = [shard for shard in self._shards.values() if shard.up]
         self._rng.shuffle(up)
         return [
             *(partial(_ask_shard, shard) for shard in up),
@@ -302,7 +291,7 @@ class Shards:
 
 
 async def _ask_shard(shard: Shard) -> list[SlotRange]:
-    return parse_slots(await shard.line.call("CLUSTER", "SLOTS"), shard.address.host or "")
+    return parse_slots(await shard.commands.call("CLUSTER", "SLOTS"), shard.address.host or "")
 
 
 async def _ask_seed(seed: RedisAddress) -> list[SlotRange]:
@@ -317,5 +306,5 @@ async def _ask_seed(seed: RedisAddress) -> list[SlotRange]:
     finally:
         connection.cut("the node was asked")
     if isinstance(reply, hiredis.ReplyError):
-        raise StoreRefused(f"Redis at {seed.shown} is no node of a cluster ({reply}); use redis://")
+        raise StoreRefused(f"Redis at {seed.shown} is not a node of a cluster ({reply}); use redis://")
     return parse_slots(reply, seed.host or "")

@@ -1,7 +1,4 @@
-"""Commands to whichever node has the key: `any_server.CommandPort` on a cluster.
-
-Sharded channels: each is heard on the node that owns its slot, and moves with it.
-"""
+"""Commands and subscriptions on a cluster: each key and each channel on the node that owns its slot."""
 
 from __future__ import annotations
 
@@ -19,87 +16,81 @@ if TYPE_CHECKING:
     from shared.redis.connection import Argument
 
 
-# One while a slot moves, one more for each move meanwhile; a loop of nodes that point at each other ends.
+# One while a slot moves, and one more for each move meanwhile; nodes that point at each other must not loop for ever.
 _REDIRECTIONS: Final = 5
 
 
-class ClusterLine:
+class ClusterCommands:
+    """Send each command to the node that has its key: that of a command comes first, that of a script is `keys[0]`."""
+
     def __init__(self, shards: Shards, *, bulk: bool = False) -> None:
         self._shards = shards
         self._bulk = bulk
 
-    @property
-    def commands(self) -> int:
-        """Of both lines: the shards count them."""
-        return self._shards.commands
-
     async def call(self, *arguments: Argument) -> Any:
-        """Raises `StoreError`."""
+        """Return the reply. Raises `StoreError`."""
         try:
-            return await self._line_of(str(arguments[1])).call(*arguments)
+            return await self._node_of(str(arguments[1])).call(*arguments)
         except Redirected as redirected:
-            return await self._follow(redirected, lambda line, asking: line.call(*arguments, asking=asking))
+            return await self._follow(redirected, lambda node, asking: node.call(*arguments, asking=asking))
         except StoreUnavailable:
-            self._shards.doubt()
+            self._shards.refresh_soon()
             raise
 
     async def run(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Any:
-        """`keys` are of one slot. Raises `StoreError`."""
+        """Return the script's reply. All `keys` must be of one slot. Raises `StoreError`."""
         try:
-            return await self._line_of(keys[0]).run(script, keys, *arguments)
+            return await self._node_of(keys[0]).run(script, keys, *arguments)
         except Redirected as redirected:
             return await self._follow(
-                redirected, lambda line, asking: line.run(script, keys, *arguments, asking=asking)
+                redirected, lambda node, asking: node.run(script, keys, *arguments, asking=asking)
             )
         except StoreUnavailable:
-            self._shards.doubt()
+            self._shards.refresh_soon()
             raise
 
     def post(self, *arguments: Argument) -> None:
-        """Nothing when the key's node is away."""
+        """Send without waiting for the reply; do nothing if the key's node is down."""
         try:
-            self._line_of(str(arguments[1])).post(*arguments)
+            self._node_of(str(arguments[1])).post(*arguments)
         except StoreUnavailable:
-            self._shards.doubt()
+            self._shards.refresh_soon()
 
     def post_script(self, script: Script, keys: Sequence[str], *arguments: Argument) -> None:
-        """As `post`."""
+        """Post a script; do nothing if the key's node is down."""
         try:
-            self._line_of(keys[0]).post_script(script, keys, *arguments)
+            self._node_of(keys[0]).post_script(script, keys, *arguments)
         except StoreUnavailable:
-            self._shards.doubt()
+            self._shards.refresh_soon()
 
     async def _follow(self, redirected: Redirected, send: Callable[[Commands, bool], Awaitable[Any]]) -> Any:
         for _ in range(_REDIRECTIONS):
             try:
-                return await send(self._of(self._shards.follow(redirected)), redirected.asking)
+                return await send(self._commands_of(self._shards.follow(redirected)), redirected.asking)
             except Redirected as again:
                 redirected = again
-        raise StoreUnavailable("the cluster moves this key about", maybe_done=False)
+        raise StoreUnavailable("the cluster redirects this key again and again", maybe_done=False)
 
-    def _line_of(self, key: str) -> Commands:
-        return self._of(self._shards.owner(slot_of(key)))
+    def _node_of(self, key: str) -> Commands:
+        return self._commands_of(self._shards.owner(slot_of(key)))
 
-    def _of(self, shard: Shard) -> Commands:
-        return shard.bulk if self._bulk else shard.line
+    def _commands_of(self, shard: Shard) -> Commands:
+        return shard.bulk if self._bulk else shard.commands
 
 
 class ClusterChannels:
+    """Subscribe to each sharded channel on the node that owns its slot, and move it with the slot."""
+
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         self._homes: dict[str, Shard] = {}
 
     async def subscribe(self, channel: str) -> None:
-        """Returns when messages are heard. Raises `StoreUnavailable`."""
+        """Return when messages arrive. Raises `StoreUnavailable`."""
         home = self._homes.get(channel)
         if home is None:
             home = self._homes[channel] = self._shards.owner(slot_of(channel))
         await home.subscriptions.subscribe(channel)
-
-    def hears(self, channel: str) -> bool:
-        """Whether `subscribe` would return at once."""
-        home = self._homes.get(channel)
-        return home is not None and home.subscriptions.hears(channel)
 
     def unsubscribe(self, channel: str) -> None:
         home = self._homes.pop(channel, None)
@@ -107,7 +98,7 @@ class ClusterChannels:
             home.subscriptions.unsubscribe(channel)
 
     def follow_slots(self) -> None:
-        """After the map of the cluster has changed."""
+        """Move the channels whose slots have changed their owner."""
         for channel, home in self._homes.items():
             owner = self._shards.known_owner(slot_of(channel))
             if owner is not None and owner is not home:

@@ -1,4 +1,4 @@
-"""The two ways in which a link is used: commands with a reply each, and subscriptions."""
+"""The two uses of a link: commands with one reply each, and subscriptions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from shared.redis.connection import NO_SCRIPT, READ_ONLY, error_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shared.redis.connection import Argument, Connection
+    from shared.redis.connection import Argument, RedisConnection
     from shared.redis.link import Link
 
-# What may wait for a slow server before callers are refused: bounds a worker's memory, 16,000 small samples deep.
+# The most that may wait for a slow server before callers are refused, to bound a worker's memory: 16,000 small samples.
 MAX_QUEUED_BYTES: Final = 64 * 1024 * 1024
 
 
 class Script:
-    """A Lua script under the name that Redis gives it."""
+    """A Lua script and the name that Redis gives it."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -31,36 +31,35 @@ class Script:
 
 
 class Commands:
-    """Commands and their replies over one link. `commands` counts those that were sent, a script as one."""
+    """Send commands over one link and return their replies. `sent` counts them; a script counts as one."""
 
     def __init__(self, link: Link, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._link = link
         self._max_queued_bytes = max_queued_bytes
-        self.commands = 0
+        self.sent = 0
 
     async def call(self, *arguments: Argument, asking: bool = False) -> Any:
-        """The reply. `asking`: the key's slot is on its way to this node of a cluster. Raises `StoreError`."""
-        reply = await self._ask(arguments, asking)
-        return self._checked(reply)
+        """Return the reply. Pass `asking` if the key's slot is moving to this cluster node. Raises `StoreError`."""
+        return self._checked(await self._ask(arguments, asking))
 
     async def run(self, script: Script, keys: Sequence[str], *arguments: Argument, asking: bool = False) -> Any:
-        """The script's reply; a server that does not know it (any more) is taught it. Raises `StoreError`."""
+        """Return the script's reply; load the script first if the server does not know it. Raises `StoreError`."""
         reply = await self._ask(("EVALSHA", script.name, str(len(keys)), *keys, *arguments), asking)
         if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT):
             reply = await self._ask(("EVAL", script.source, str(len(keys)), *keys, *arguments), asking)
         return self._checked(reply)
 
     def post(self, *arguments: Argument) -> None:
-        """Send without waiting, best effort; nothing when there is no connection."""
+        """Send without waiting for the reply; do nothing without a connection or when too much is queued."""
         connection = self._link.connection
         if connection is None or connection.lost.done():
             return
         if not connection.is_full(self._max_queued_bytes):
-            self.commands += 1
+            self.sent += 1
             connection.ask(*arguments)
 
     def post_script(self, script: Script, keys: Sequence[str], *arguments: Argument) -> None:
-        """As `post`. With its source: nobody would hear that the server does not know it."""
+        """Post a script, with its source: no caller would notice that the server does not know it."""
         self.post("EVAL", script.source, str(len(keys)), *keys, *arguments)
 
     def _checked(self, reply: Any) -> Any:
@@ -73,21 +72,21 @@ class Commands:
     def _ask(self, arguments: tuple[Argument, ...], asking: bool) -> asyncio.Future[Any]:
         connection = self._link.connection
         if connection is None:
-            raise StoreUnavailable("Redis is away", maybe_done=False)
+            raise StoreUnavailable("Redis is down", maybe_done=False)
         if connection.is_full(self._max_queued_bytes):
-            raise StoreUnavailable("too much waits for Redis already", maybe_done=False)
-        self.commands += 1
+            raise StoreUnavailable("too many bytes already wait for Redis", maybe_done=False)
+        self.sent += 1
         if asking:
-            # Holds for the one command after it, on the same connection.
+            # It applies to the next command on this connection only.
             connection.ask("ASKING")
         return connection.ask(*arguments)
 
 
 class Subscriptions:
-    """Channels over one link, kept over reconnects.
+    """Subscribe to channels over one link, and again after each reconnect.
 
-    `on_message` gets (channel, payload); `on_gap` is called when all channels are heard again after a loss. `sharded`
-    channels are those of the slots of one cluster node, which ends them itself when a slot leaves it.
+    `on_message` gets (channel, payload). `on_gap` is called when all channels are heard again after a loss. `sharded`
+    channels belong to the slots of one cluster node, which ends them itself when a slot moves away.
     """
 
     def __init__(
@@ -96,20 +95,20 @@ class Subscriptions:
         self._on_message = on_message
         self._on_gap = on_gap
         self._enter, self._leave = ("SSUBSCRIBE", "SUNSUBSCRIBE") if sharded else ("SUBSCRIBE", "UNSUBSCRIBE")
-        self._connection: Connection | None = None
+        self._connection: RedisConnection | None = None
         self._wanted: set[str] = set()
         self._confirmed: dict[str, asyncio.Future[None]] = {}
         self._awaited_after_loss: set[str] = set()
         self._leaving: Counter[str] = Counter()
         self._lost_before = False
 
-    def on_up(self, connection: Connection) -> None:
-        """Ask for every channel again; the gap is over when the last one is confirmed."""
+    def on_up(self, connection: RedisConnection) -> None:
+        """Subscribe to every channel again; the gap ends when the last one is confirmed."""
         self._connection = connection
         connection.lost.add_done_callback(self._on_down)
         for channel in self._wanted:
-            # One at a time: sharded ones are of different slots.
-            connection.tell(self._enter, channel)
+            # One at a time: sharded channels belong to different slots.
+            connection.send(self._enter, channel)
         if self._lost_before:
             self._awaited_after_loss = set(self._wanted)
             if not self._wanted:
@@ -117,7 +116,7 @@ class Subscriptions:
 
     def on_push(self, reply: Any) -> None:
         if isinstance(reply, hiredis.ReplyError):
-            self._give_up(f"the server refuses a subscription: {reply}")
+            self._reconnect(f"the server refuses a subscription: {reply}")
         if not isinstance(reply, list) or len(reply) != 3:
             return
         kind, channel, payload = reply
@@ -126,41 +125,36 @@ class Subscriptions:
         elif kind in (b"subscribe", b"ssubscribe"):
             self._confirm(channel.decode())
         elif kind in (b"unsubscribe", b"sunsubscribe"):
-            self._left(channel.decode())
+            self._on_left(channel.decode())
 
-    def _left(self, channel: str) -> None:
+    def _on_left(self, channel: str) -> None:
         if channel in self._leaving:
-            self._leaving -= Counter([channel])  # drops what has come to nothing
+            self._leaving -= Counter([channel])  # drops counts of zero
         elif channel in self._wanted:
-            self._give_up("a slot with subscriptions has moved")
+            self._reconnect("a slot with subscriptions has moved")
 
-    def _give_up(self, why: str) -> None:
-        """Who waits must not wait for ever; all is asked for again."""
+    def _reconnect(self, why: str) -> None:
+        """Drop the connection so that waiters fail; reconnecting subscribes to everything again."""
         if self._connection is not None:
             self._connection.cut(why)
 
     def take_over(self, channel: str) -> None:
-        """Hear what another line heard until now, as if that line had been lost."""
+        """Subscribe to a channel of another node, as if the connection to that node had been lost."""
         self._wanted.add(channel)
         self._awaited_after_loss.add(channel)
         if self._connection is not None:
-            self._connection.tell(self._enter, channel)
-
-    def hears(self, channel: str) -> bool:
-        """Whether messages are heard now: `subscribe` would return at once."""
-        confirmed = self._confirmed.get(channel)
-        return confirmed is not None and confirmed.done() and confirmed.exception() is None
+            self._connection.send(self._enter, channel)
 
     async def subscribe(self, channel: str) -> None:
-        """Returns when messages are heard. Raises `StoreUnavailable` when there is no connection, or it is lost."""
+        """Return when messages arrive. Raises `StoreUnavailable` without a connection, or when it is lost."""
         confirmed = self._confirmed.get(channel)
         if confirmed is None:
             if self._connection is None:
-                raise StoreUnavailable("Redis is away", maybe_done=False)
+                raise StoreUnavailable("Redis is down", maybe_done=False)
             confirmed = self._confirmed[channel] = asyncio.get_running_loop().create_future()
             confirmed.add_done_callback(_mark_retrieved)
             self._wanted.add(channel)
-            self._connection.tell(self._enter, channel)
+            self._connection.send(self._enter, channel)
         if not confirmed.done():
             await asyncio.shield(confirmed)
         else:
@@ -170,11 +164,11 @@ class Subscriptions:
         self._wanted.discard(channel)
         confirmed = self._confirmed.pop(channel, None)
         if confirmed is not None and not confirmed.done():
-            confirmed.set_exception(StoreUnavailable("the subscription was given up", maybe_done=False))
+            confirmed.set_exception(StoreUnavailable("the subscription was cancelled", maybe_done=False))
         if self._connection is not None:
             self._leaving[channel] += 1
-            self._connection.tell(self._leave, channel)
-        self._no_longer_awaited(channel)
+            self._connection.send(self._leave, channel)
+        self._stop_awaiting(channel)
 
     def _confirm(self, channel: str) -> None:
         confirmed = self._confirmed.get(channel)
@@ -182,17 +176,17 @@ class Subscriptions:
             confirmed = self._confirmed[channel] = asyncio.get_running_loop().create_future()
         if confirmed is not None and not confirmed.done():
             confirmed.set_result(None)
-        self._no_longer_awaited(channel)
+        self._stop_awaiting(channel)
 
-    def _no_longer_awaited(self, channel: str) -> None:
-        """It is heard again, or nobody wants it any more; the gap is over with the last one."""
+    def _stop_awaiting(self, channel: str) -> None:
+        """Note that the channel is heard again or not wanted any more; the last one ends the gap."""
         if channel in self._awaited_after_loss:
             self._awaited_after_loss.discard(channel)
             if not self._awaited_after_loss:
                 self._on_gap()
 
     def _on_down(self, lost: asyncio.Future[str]) -> None:
-        """Who waits for a confirmation fails; the channels stay wanted."""
+        """Fail everyone who waits for a confirmation; the channels stay wanted."""
         self._connection = None
         self._lost_before = True
         self._leaving.clear()

@@ -1,13 +1,12 @@
-"""Redis' error replies to our errors: one table, by the first word of what it says.
+"""One connection to a Redis server: commands out, replies in order, and every pending command failed when it is lost.
 
-One connection to a Redis server: commands out, replies in order, everything pending failed when it is lost.
+All commands of one event-loop turn leave in one write, which is why a command costs only microseconds on both sides.
+Commands that come before a write is answered wait for its answer, for two milliseconds at most, and leave together, as
+small segments do in TCP (Nagle, RFC 896): a busy loop has a few commands in each turn, and waking the server costs it
+as much as executing five of them.
 
-All commands of one event-loop turn leave in one write, which is what makes a command cost microseconds on both sides.
-What comes while a write is not answered waits for its answer, for two milliseconds at most, and leaves together (as
-small segments do in TCP; Nagle, RFC 896): a busy loop has a few commands in each turn, and to be woken costs the server
-as much as five of them.
-A reply belongs to the command at the head of the queue, always: a caller that was cancelled leaves its place in the
-queue behind, and its reply is dropped when it comes. So no reply ever reaches anybody else.
+A reply always belongs to the command at the head of the queue. A cancelled caller leaves its entry in the queue, and
+the reply to it is dropped, so no reply ever reaches another caller.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ NO_SCRIPT: Final = "NOSCRIPT"
 READ_ONLY: Final = "READONLY"
 _REDIRECT: Final = re.compile(r"(MOVED|ASK) [0-9]+ [^ ]*:[0-9]{1,5}(?: |$)")
 _FULL: Final = ("OOM",)
-# The server is there, and cannot at the moment: it starts, is a replica, fails over, cannot save, has no room.
+# The server is up but cannot serve now: it starts, is a replica, fails over, cannot save, or has no room for clients.
 _NOT_NOW: Final = (
     "LOADING",
     "MASTERDOWN",
@@ -44,7 +43,7 @@ _NOT_NOW: Final = (
 
 
 class Redirected(StoreRefused):
-    """A cluster's node answers that a key is elsewhere. `asking`: this once only, its slot is on the move."""
+    """Report that another node of the cluster has the key; with `asking` for this command only, as its slot moves."""
 
     def __init__(self, text: str) -> None:
         super().__init__("this Redis is a node of a cluster; use redis+cluster://")
@@ -56,14 +55,12 @@ class Redirected(StoreRefused):
 
 
 def error_of(reply: Exception) -> StoreError:
-    """The error behind a `hiredis.ReplyError`; a command that was refused was not executed."""
+    """Return the error that a `hiredis.ReplyError` stands for; the command was not executed."""
     text = str(reply)
     if _REDIRECT.match(text):
         return Redirected(text)
-    if text.startswith(_FULL):
-        return StoreFull("Redis is full (maxmemory)")
     # A script's failure repeats the inner error in the middle of its own.
-    if "OOM command not allowed" in text:
+    if text.startswith(_FULL) or "OOM command not allowed" in text:
         return StoreFull("Redis is full (maxmemory)")
     if text.startswith(_NOT_NOW):
         return StoreUnavailable(f"Redis cannot at the moment: {text}", maybe_done=False)
@@ -72,17 +69,17 @@ def error_of(reply: Exception) -> StoreError:
 
 Argument = bytes | str | int
 
-# An argument from this size on is handed to the transport as it is, instead of being copied into the command.
+# An argument of this size or more goes to the transport as it is, instead of being copied into the command.
 _SCATTER_FROM_BYTES: Final = 16 * 1024
-# What a turn sends is joined to one piece below this: a piece costs more than the copy.
+# Below this, the commands of a turn are joined to one piece: a piece costs more than the copy.
 _JOIN_BELOW_BYTES: Final = 64 * 1024
-# How long a command waits for the answer to the write before it: longer than a server nearby takes.
+# The longest wait of a command for the answer to the previous write: longer than a nearby server takes.
 _HELD_AT_MOST_S: Final = 0.002
 _NO_REPLY: Final = object()
 
 
-class Connection(asyncio.Protocol):
-    """`on_push` gets the replies that nobody asked for; `on_lost` is called once, when the connection is gone."""
+class RedisConnection(asyncio.Protocol):
+    """One connection. `on_push` gets replies that no command waits for; `lost` gets the reason for its end."""
 
     def __init__(self, on_push: Callable[[Any], None] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -90,42 +87,42 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._out: list[bytes] = []
-        # What the server has not taken yet, at most: counted with each command, and looked at with each write.
+        # An upper bound of `queued_bytes`: grows with each command, and is corrected with each write.
         self.queued_at_most = 0
-        # How many replies there were, and how many there are when what was written has been answered.
+        # The number of replies so far, and the number that is reached when everything written has been answered.
         self._answered = 0
         self._answered_when_free = 0
         self._held: asyncio.TimerHandle | None = None
-        # When the first command of this turn was sent, by the loop's clock.
+        # The loop's time at which the first command of this turn was sent.
         self._turn_s = 0.0
         self._on_push = on_push
-        # Which server process this is, as it told at the login.
+        # The server process, as it named itself at the login.
         self.run_id = b""
         self._probed_s: float | None = None
         self.lost: asyncio.Future[str] = self._loop.create_future()
 
     def __repr__(self) -> str:
         state = "lost" if self.lost.done() else "up"
-        return f"<Connection {state}, {len(self._pending)} pending, {self.queued_bytes} bytes queued>"
+        return f"<RedisConnection {state}, {len(self._pending)} pending, {self.queued_bytes} bytes queued>"
 
     @property
     def queued_bytes(self) -> int:
-        """What the server has not taken yet."""
+        """The bytes that the server has not taken yet."""
         written = self._transport.get_write_buffer_size() if self._transport is not None else 0
         return sum(map(len, self._out)) + written
 
     def is_full(self, max_queued_bytes: int) -> bool:
-        """Whether so much waits for the server already."""
+        """Return whether `max_queued_bytes` already wait for the server."""
         if self.queued_at_most >= max_queued_bytes:
             self.queued_at_most = self.queued_bytes
         return self.queued_at_most >= max_queued_bytes
 
     def oldest_pending_s(self) -> float | None:
-        """The loop's time at which the command at the head of the queue was sent."""
+        """Return the loop's time at which the command at the head of the queue was sent."""
         return self._pending[0][1] if self._pending else None
 
     def ask(self, *arguments: Argument) -> asyncio.Future[Any]:
-        """Send a command; the future is its reply, a `hiredis.ReplyError` as a value included."""
+        """Send a command and return the future of its reply. An error reply is a value too: a `hiredis.ReplyError`."""
         future: asyncio.Future[Any] = self._loop.create_future()
         if self.lost.done():
             future.set_exception(StoreUnavailable("the connection is gone", maybe_done=False))
@@ -134,7 +131,7 @@ class Connection(asyncio.Protocol):
         self._pending.append((future, self._turn_s))
         return future
 
-    def tell(self, *arguments: Argument) -> None:
+    def send(self, *arguments: Argument) -> None:
         """Send a command whose replies are pushes (SUBSCRIBE)."""
         self._write(encode(arguments))
 
@@ -150,21 +147,21 @@ class Connection(asyncio.Protocol):
             self.queued_at_most += len(part)
 
     def probe(self) -> float:
-        """Ask for a sign of life, where nothing is ever pending; the loop's time since when none has come."""
+        """Ask a connection without pending commands for a sign of life; return the loop's time since when none came."""
         if self._probed_s is None:
             self._probed_s = self._loop.time()
-            self.tell("PING")
+            self.send("PING")
         return self._probed_s
 
     def cut(self, why: str) -> None:
-        """Drop the connection now, with all that is pending."""
+        """Drop the connection now, and fail every pending command."""
         if self._transport is not None:
             self._transport.abort()
         self._lose(why)
 
     # -- asyncio.Protocol
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # a stream's, always
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # always a stream's
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -173,7 +170,11 @@ class Connection(asyncio.Protocol):
         try:
             while (reply := self._reader.gets()) is not _NO_REPLY:
                 if not self._pending:
-                    self._take_unasked(reply)
+                    if self._on_push is not None:
+                        self._on_push(reply)
+                    elif isinstance(reply, hiredis.ReplyError):
+                        # Sent unasked, before the server closes: its number of clients is at the limit.
+                        self._lose(str(reply))
                     continue
                 future, _ = self._pending.popleft()
                 self._answered += 1
@@ -184,20 +185,13 @@ class Connection(asyncio.Protocol):
         if self._held is not None and self._answered >= self._answered_when_free:
             self._held.cancel()
             self._held = None
-            # Behind those who were answered: what they send next leaves with it.
+            # After the callers that were answered have run: their next commands leave in the same write.
             self._loop.call_soon(self._flush)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(f"the connection was lost: {exc}" if exc else "the server closed the connection")
 
-    # -- inside
-
-    def _take_unasked(self, reply: Any) -> None:
-        if self._on_push is not None:
-            self._on_push(reply)
-        elif isinstance(reply, hiredis.ReplyError):
-            # Said unasked, before closing: the number of clients is at its limit.
-            self._lose(str(reply))
+    # -- internals
 
     def _flush(self) -> None:
         out, self._out, self._held = self._out, [], None
@@ -221,19 +215,17 @@ class Connection(asyncio.Protocol):
         for future, _ in pending:
             if not future.done():
                 future.set_exception(StoreUnavailable(why, maybe_done=True))
-                # A caller that went away between sending and now does not read it.
+                # A caller that was cancelled meanwhile does not read it.
                 future.exception()
 
 
 def encode(arguments: tuple[Argument, ...]) -> Sequence[bytes]:
-    """A command as the pieces to write; large arguments are pieces of their own, uncopied."""
+    """Return a command as the pieces to write; each large argument is a piece of its own, uncopied."""
     for argument in arguments:
         if isinstance(argument, bytes) and len(argument) >= _SCATTER_FROM_BYTES:
-            return _scattered(arguments)
-    return (hiredis.pack_command(arguments),)  # type: ignore[arg-type]
-
-
-def _scattered(arguments: tuple[Argument, ...]) -> list[bytes]:
+            break
+    else:
+        return (hiredis.pack_command(arguments),)  # type: ignore[arg-type]
     parts = [b"*%d\r\n" % len(arguments)]
     for argument in arguments:
         data = argument if isinstance(argument, bytes) else str(argument).encode()

@@ -1,10 +1,8 @@
-"""From an address to a connection that is logged in, on a server that answers.
+"""Log in to a server, and find the current master through sentinels.
 
-The master of the moment, as sentinels tell it.
-
-Asked before each connection, so nothing is cached that a failover could make wrong. What a sentinel says may be stale
-for a moment: the server's own ROLE has the last word (`login.py`), and a master that turns out to take no writes is
-left (`Link.found_replica`).
+Sentinels are asked before each connection, so nothing is cached that a failover could make wrong. Their answer may be
+stale for a moment: the server's own ROLE decides, and a master that turns out to take no writes is left
+(`Link.found_replica`).
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import hiredis
 
 from shared.core.errors import StoreRefused, StoreUnavailable
-from shared.redis.connection import Connection, error_of
+from shared.redis.connection import RedisConnection, error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +27,8 @@ _RUN_ID: Final = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 _MASTER: Final = b"master"
 
 
-async def dial(address: RedisAddress, name: str, on_push: Callable[[Any], None] | None = None) -> Connection:
-    """A connection ready for commands. Raises `StoreError` and `OSError`."""
+async def dial(address: RedisAddress, name: str, on_push: Callable[[Any], None] | None = None) -> RedisConnection:
+    """Return a connection that is ready for commands. Raises `StoreError` and `OSError`."""
     connection = await connect(address, on_push)
     try:
         await _log_in(connection, address, name)
@@ -40,10 +38,10 @@ async def dial(address: RedisAddress, name: str, on_push: Callable[[Any], None] 
     return connection
 
 
-async def connect(address: RedisAddress, on_push: Callable[[Any], None] | None = None) -> Connection:
-    """A connection that nobody has logged in on yet. Raises `OSError`."""
+async def connect(address: RedisAddress, on_push: Callable[[Any], None] | None = None) -> RedisConnection:
+    """Return a connection without a login. Raises `OSError`."""
     loop = asyncio.get_running_loop()
-    connection = Connection(on_push)
+    connection = RedisConnection(on_push)
     if address.path is not None:
         await loop.create_unix_connection(lambda: connection, address.path)
     else:
@@ -52,15 +50,15 @@ async def connect(address: RedisAddress, on_push: Callable[[Any], None] | None =
     return connection
 
 
-async def authenticate(connection: Connection, address: RedisAddress) -> None:
-    """Raises `StoreRefused` for a wrong password."""
+async def authenticate(connection: RedisConnection, address: RedisAddress) -> None:
+    """Send the password, if there is one. Raises `StoreRefused` if it is wrong."""
     if address.password is not None:
         user = (address.username,) if address.username else ()
         await ask(connection, address, "AUTH", *user, address.password)
 
 
-async def ask(connection: Connection, address: RedisAddress, *arguments: str) -> Any:
-    """One step of a login. Raises `StoreError`."""
+async def ask(connection: RedisConnection, address: RedisAddress, *arguments: str) -> Any:
+    """Take one step of a login and return the reply. Raises `StoreError`."""
     try:
         reply = await connection.ask(*arguments)
     except StoreUnavailable as error:
@@ -73,30 +71,30 @@ async def ask(connection: Connection, address: RedisAddress, *arguments: str) ->
     return reply
 
 
-async def _log_in(connection: Connection, address: RedisAddress, name: str) -> None:
+async def _log_in(connection: RedisConnection, address: RedisAddress, name: str) -> None:
     await authenticate(connection, address)
     if address.db:
         await ask(connection, address, "SELECT", str(address.db))
-    # Asks for something in any case: a server without room says so only now.
+    # This also shows whether the server has room for another client: it says so only at the first command.
     await ask(connection, address, "CLIENT", "SETNAME", name)
-    # Refused while the server loads its data: until then it is not there, and no lease may be held against anyone.
+    # Refused while the server loads its data. Until then it counts as down, so that no lease is seen as lapsed.
     await ask(connection, address, "PING")
-    told = _RUN_ID.search(await ask(connection, address, "INFO", "server"))
-    connection.run_id = told[1] if told is not None else b""
+    run_id = _RUN_ID.search(await ask(connection, address, "INFO", "server"))
+    connection.run_id = run_id[1] if run_id is not None else b""
     if address.must_be_master and (await ask(connection, address, "ROLE"))[0] != _MASTER:
-        raise StoreUnavailable(f"Redis at {address.shown} is not the master any more", maybe_done=False)
+        raise StoreUnavailable(f"Redis at {address.shown} is no longer the master", maybe_done=False)
 
 
-# A sentinel answers in a millisecond; one whose host is gone must leave time to ask the others.
+# A sentinel answers in a millisecond; one whose host is down must leave time to ask the others.
 _ASK_TIMEOUT_S: Final = 1.0
 
 
 class Sentinels:
-    """A `link.Server` that moves."""
+    """A `link.Server` whose address may change: sentinels name the current master."""
 
     def __init__(self, address: SentinelAddress) -> None:
         self._address = address
-        # The one that answered last stands first.
+        # The one that answered last comes first.
         self._order = list(address.sentinels)
 
     @property
@@ -104,7 +102,11 @@ class Sentinels:
         return self._address.shown
 
     async def locate(self) -> RedisAddress:
-        """Raises `StoreRefused` when a sentinel does not know the service, or the password is wrong."""
+        """Return the master's address.
+
+        Raises `StoreRefused` if a sentinel does not know the service or the password is wrong, and `StoreUnavailable`
+        if no sentinel answers.
+        """
         troubles = []
         for sentinel in tuple(self._order):
             try:
@@ -112,16 +114,16 @@ class Sentinels:
                     host, port = await self._ask(sentinel)
             except (OSError, TimeoutError, StoreUnavailable) as error:
                 troubles.append(f"{sentinel.host}:{sentinel.port}: {error or 'no answer'}")
-                self._put(sentinel, len(self._order))
+                self._move(sentinel, len(self._order))
                 continue
-            self._put(sentinel, 0)
+            self._move(sentinel, 0)
             return replace(self._address.server, host=host, port=port, must_be_master=True)
         raise StoreUnavailable(f"no sentinel of {self.shown} answers ({'; '.join(troubles)})", maybe_done=False)
 
-    def _put(self, sentinel: RedisAddress, place: int) -> None:
-        # Three links ask side by side.
+    def _move(self, sentinel: RedisAddress, index: int) -> None:
+        # By value: three links ask at the same time, and each may have moved it.
         self._order.remove(sentinel)
-        self._order.insert(place, sentinel)
+        self._order.insert(index, sentinel)
 
     async def _ask(self, sentinel: RedisAddress) -> tuple[str, int]:
         connection = await connect(sentinel)

@@ -1,107 +1,83 @@
-"""Telling and hearing: announcements of settled samples, coalesced per turn, and messages for workers."""
+"""Announcements of settled samples, coalesced per event-loop turn, and messages between workers."""
 
 from __future__ import annotations
 
 import asyncio
 import struct
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from shared.redis.cluster_commands import ClusterChannels, ClusterCommands
+    from shared.redis.commands import Commands, Subscriptions
     from shared.store.contract import StoreListener
     from shared.store.schema import Keys
 
-# A poll that comes back at once finds its subscription still there.
+# Long enough for a poll that comes back at once to find its subscription still there.
 LINGER_S: Final = 5.0
 
 
-class Channels(Protocol):
-    async def subscribe(self, channel: str) -> None:
-        """Returns when messages are heard. Raises `StoreUnavailable`."""
-        ...
-
-    def hears(self, channel: str) -> bool:
-        """Whether `subscribe` would return at once."""
-        ...
-
-    def unsubscribe(self, channel: str) -> None: ...
-
-
 class Announcements:
-    """`publish` sends a message to a channel without waiting. What is heard comes in by `on_message` and `on_gap`."""
+    """Publish and hear messages. `on_message` and `on_gap` are called by the subscriptions."""
 
-    def __init__(self, keys: Keys, publish: Callable[[str, bytes], None], linger_s: float) -> None:
+    def __init__(self, keys: Keys, publish: str, linger_s: float) -> None:
         self._keys = keys
         self._publish = publish
         self._linger_s = linger_s
         self._listener: StoreListener | None = None
-        self._channels: Channels | None = None
-        self._announcements: defaultdict[str, list[int]] = defaultdict(list)
+        self._channels: Subscriptions | ClusterChannels | None = None
+        self._commands: Commands | ClusterCommands | None = None
+        self._seq_ids: defaultdict[str, list[int]] = defaultdict(list)
         self._watched: defaultdict[str, int] = defaultdict(int)
         self._lingering: dict[str, asyncio.TimerHandle] = {}
 
-    def listen(self, listener: StoreListener, channels: Channels) -> None:
-        """Before anything else."""
-        self._listener = listener
-        self._channels = channels
-
-    async def hear_control(self, owner: str) -> None:
-        """Raises `StoreUnavailable`."""
-        await self._subscribe(self._keys.control(owner))
-        await self._subscribe(self._keys.control_all)
-
-    async def _subscribe(self, channel: str) -> None:
-        assert self._channels is not None
-        await self._channels.subscribe(channel)
+    async def open(
+        self,
+        listener: StoreListener,
+        owner: str,
+        channels: Subscriptions | ClusterChannels,
+        commands: Commands | ClusterCommands,
+    ) -> None:
+        """Subscribe to the messages for `owner` and for all workers. Raises `StoreUnavailable`."""
+        self._listener, self._channels, self._commands = listener, channels, commands
+        await channels.subscribe(self._keys.control(owner))
+        await channels.subscribe(self._keys.control_all)
 
     async def close(self) -> None:
         for timer in self._lingering.values():
             timer.cancel()
         self._lingering.clear()
-        # One turn more for announcements that are on their way out.
+        # One more turn, so that the announcements of this one are sent.
         await asyncio.sleep(0)
 
     def announce(self, session_key: str, seq_id: int) -> None:
-        if not self._announcements:
+        """Publish a settled sample, together with the others of this turn."""
+        if not self._seq_ids:
             asyncio.get_running_loop().call_soon(self._publish_all)
-        self._announcements[session_key].append(seq_id)
+        self._seq_ids[session_key].append(seq_id)
 
     def _publish_all(self) -> None:
-        announcements, self._announcements = self._announcements, defaultdict(list)
-        for session_key, seq_ids in announcements.items():
+        assert self._commands is not None
+        announced, self._seq_ids = self._seq_ids, defaultdict(list)
+        for session_key, seq_ids in announced.items():
             message = struct.pack(f">{len(seq_ids)}q", *seq_ids)
-            self._publish(self._keys.announcement(session_key), message)
-
-    def watch_heard(self, session_key: str) -> bool:
-        """Watch a session whose announcements are heard already, as they are for all of its polls but the first.
-
-        False when they are not; nothing is counted then.
-        """
-        assert self._channels is not None
-        timer = self._lingering.get(session_key)
-        wanted = timer is not None or self._watched.get(session_key, 0) > 0
-        if not wanted or not self._channels.hears(self._keys.announcement(session_key)):
-            return False
-        if timer is not None:
-            timer.cancel()
-            del self._lingering[session_key]
-        self._watched[session_key] += 1
-        return True
+            self._commands.post(self._publish, self._keys.announcement(session_key), message)
 
     async def watch(self, session_key: str) -> None:
+        """Count a watcher of the session, and return when its announcements arrive. Raises `StoreUnavailable`."""
+        assert self._channels is not None
         self._watched[session_key] += 1
         timer = self._lingering.pop(session_key, None)
         if timer is not None:
             timer.cancel()
         try:
-            await self._subscribe(self._keys.announcement(session_key))
+            await self._channels.subscribe(self._keys.announcement(session_key))
         except BaseException:
             self.unwatch(session_key)
             raise
 
     def unwatch(self, session_key: str) -> None:
+        """Undo one `watch`; the last one ends the subscription a little later."""
         self._watched[session_key] -= 1
         if self._watched[session_key] > 0:
             return
@@ -115,6 +91,7 @@ class Announcements:
         self._channels.unsubscribe(self._keys.announcement(session_key))
 
     def on_message(self, channel: bytes, message: bytes) -> None:
+        """Pass a message on to the listener."""
         listener = self._listener
         if listener is None:
             return
@@ -126,6 +103,6 @@ class Announcements:
             listener.on_control(message)
 
     def on_gap(self) -> None:
-        """Messages may have been lost."""
+        """Report to the listener that messages may have been lost."""
         if self._listener is not None:
             self._listener.on_gap()

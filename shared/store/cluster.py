@@ -1,17 +1,17 @@
-"""The store on a Redis or Valkey cluster: the steps of `redis.py`, each cut into steps of one slot, in a safe order.
+"""The store on a Redis or Valkey cluster: each step of `one_server.py` as steps of one slot each, in a safe order.
 
-    begin    open set, record        an entry without a record of its owner is nothing: the reaper drops it
-    settle   record, log, open set   the entry leaves last: whatever is left half done, the reaper of a dead owner finds
-                                     it there; a living one repeats `settle`, and what was logged is not logged again
-    reap     record, log, open set   several may reap at once, each step is the same the second time
-    lease    instances, lease        who holds a lease, or has something open, is known
+    begin    open set, record        an entry without a record of its owner does no harm: the reaper drops it
+    settle   record, log, open set   the entry leaves last: the reaper of a dead owner finds there whatever is half
+                                     done; a living owner repeats `settle`, which logs nothing a second time
+    reap     record, log, open set   several may reap at once: each step may be repeated
+    lease    instances, lease        every owner that holds a lease, or has an open sample, is known
 
-Messages are sharded (SPUBLISH): those about a sampling session are sent and heard on the node that has its log. So they
-cost the other nodes nothing, and are only lost with a connection to it, which is a gap. A channel moves with its slot,
-which is a gap, too. A worker has three connections to each master.
+Messages are sharded (SPUBLISH): those about a sampling session go through the node that has its log. They cost the
+other nodes nothing, and are lost only with a connection to that node, which counts as a gap. A channel moves with its
+slot, which counts as a gap too. A worker has three connections to each master.
 
-A log is searched for an entry only where that may be there already, and only so far back: after a very long log an
-entry may stand twice. Clients pass over what they know; a cursor of another epoch gives them everything twice, too.
+A log is searched for an entry only if that may be there already, and only so far back: after a very long log an entry
+may be there twice. Clients skip what they know; a cursor of another epoch also gives them everything twice.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from shared.core.errors import ConfigError, StoreError, StoreUnavailable
 from shared.core.lifecycle import State
-from shared.core.record import HEADER_BYTES, pack, pack_header
+from shared.core.record import HEADER_BYTES, pack, unpack_header
 from shared.redis.address import ClusterAddress, parse_url
 from shared.redis.cluster import Shards
-from shared.redis.cluster_commands import ClusterChannels, ClusterLine
+from shared.redis.cluster_commands import ClusterChannels, ClusterCommands
 from shared.redis.commands import Subscriptions
 from shared.store import cluster_scripts as scripts
 from shared.store import schema
-from shared.store.any_server import BULK_FROM_BYTES, ServedStore
+from shared.store.any_server import BULK_FROM_BYTES, AnyServerStore
 from shared.store.contract import Settled
 from shared.store.one_server import SETTLED
 from shared.store.schema import key_of, member
@@ -46,30 +46,42 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Entries of a log that are looked through for one that may be there already: some 100 us of the server's time.
+# How many of a log's newest entries are searched for one that may be there already: about 100 us of the server's time.
 _LOOK_BACK: Final = 512
 
 
-class ClusterStore(ServedStore):
+class ClusterStore(AnyServerStore):
+    """The store on a cluster."""
+
     _publish = "SPUBLISH"
 
-    def _lines(self, url: str) -> tuple[ClusterLine, ClusterLine]:
+    def _make_commands(self, url: str) -> tuple[ClusterCommands, ClusterCommands]:
+        address = parse_url(url)
+        if not isinstance(address, ClusterAddress):
+            raise ConfigError("--redis-url: the cluster's store needs redis+cluster://")
         self._begin_record = scripts.begin_record(self._transitions)
         self._settle_record = scripts.settle_record(self._transitions)
         self._settle_record_when_full = scripts.settle_record(self._transitions, EVEN_WHEN_FULL)
         self._reap_record = scripts.reap_record(self._transitions)
         self._shards = Shards(
-            _address(url), self._clock, self._rng, self._deadline_s, self._make_subscriptions, self._on_change
+            address,
+            self._clock,
+            self._rng,
+            self._deadline_s,
+            make_subscriptions=lambda: Subscriptions(
+                self._announcements.on_message, self._announcements.on_gap, sharded=True
+            ),
+            on_change=lambda: self._channels.follow_slots(),
         )
         self._channels = ClusterChannels(self._shards)
-        return ClusterLine(self._shards), ClusterLine(self._shards, bulk=True)
+        return ClusterCommands(self._shards), ClusterCommands(self._shards, bulk=True)
 
     def __repr__(self) -> str:
         return f"<ClusterStore {self._shards.shown}>"
 
     @property
     def commands(self) -> int:
-        return self._shards.commands
+        return self._shards.sent
 
     @property
     def connected_since_s(self) -> float | None:
@@ -80,65 +92,56 @@ class ClusterStore(ServedStore):
         return self._shards.restarted_s
 
     async def open(self, listener: StoreListener, owner: str) -> None:
-        self._wakes.listen(listener, self._channels)
         await self._shards.open()
-        schema.check_version(schema.parse_info(await self._anywhere("INFO", "server")), self._shards.shown)
-        await self._wakes.hear_control(owner)
+        info = await self._shards.any_up().commands.call("INFO", "server")
+        schema.check_version(schema.parse_info(info), self._shards.shown)
+        await self._announcements.open(listener, owner, self._channels, self._commands)
 
     async def close(self) -> None:
-        await self._wakes.close()
+        await self._announcements.close()
         await self._shards.close()
-
-    def _make_subscriptions(self) -> Subscriptions:
-        return Subscriptions(self._wakes.on_message, self._wakes.on_gap, sharded=True)
-
-    def _on_change(self) -> None:
-        self._channels.follow_slots()
-
-    async def _anywhere(self, *arguments: Argument) -> Any:
-        return await self._shards.any_up().line.call(*arguments)
 
     # -- samples ------------------------------------------------------------------------------------------------
 
     async def begin(self, key: SampleKey, claim: Claim) -> Header | None:
         entry = (self._keys.open_set(claim.owner), member(key))
-        added = await self._line.call("SADD", *entry)
+        added = await self._commands.call("SADD", *entry)
         try:
-            record = pack_header(State.PENDING, claim)
-            found = await self._line.run(self._begin_record, [self._keys.sample(key)], record)
+            record = pack(State.PENDING, claim)
+            found = await self._commands.run(self._begin_record, [self._keys.sample(key)], record)
         except StoreError as error:
             if added and not _maybe_done(error):
-                self._line.post("SREM", *entry)
+                self._commands.post("SREM", *entry)
             raise
         if not found:
             return None
-        header = schema.header_of(found)
-        # An entry of our own that stood there before is that of a settling which is not over yet.
+        header = unpack_header(found)
+        # An entry of our own that was there before belongs to a `settle` that has not finished.
         if header.claim.owner != claim.owner or (added and header.state is not State.PENDING):
-            await self._line.call("SREM", *entry)
+            await self._commands.call("SREM", *entry)
         return header
 
     async def settle(
         self, key: SampleKey, claim: Claim, state: State, payload: bytes, *, ttl_s: float, now_ms: int
     ) -> Settled:
-        line = self._bulk if len(payload) >= BULK_FROM_BYTES else self._line
+        commands = self._bulk if len(payload) >= BULK_FROM_BYTES else self._commands
         record = pack(state, claim, payload)
         name = self._keys.sample(key)
         script = self._settle_record if state is State.READY else self._settle_record_when_full
-        settled = SETTLED[await line.run(script, [name], record, schema.ms(ttl_s))]
+        settled = SETTLED[await commands.run(script, [name], record, schema.ms(ttl_s))]
         ended: tuple[State, int] | None = (state, len(payload))
         if settled is Settled.REFUSED:
-            # It has ended otherwise, long ago perhaps: but the log may be a younger one, of a shard that lost its data.
-            ended = _ended(await self._line.run(scripts.OWN_RECORD, [name], claim.owner))
+            # It ended in another state, perhaps long ago; but a shard that lost its data may have a younger log.
+            ended = _ended(await self._commands.run(scripts.OWN_RECORD, [name], claim.owner))
         if ended is not None:
             await self._log(key, *ended, ttl_s, now_ms, _LOOK_BACK if settled is not Settled.WRITTEN else 0)
-            await self._line.call("SREM", self._keys.open_set(claim.owner), member(key))
+            await self._commands.call("SREM", self._keys.open_set(claim.owner), member(key))
         return settled
 
     async def _log(
         self, key: SampleKey, state: State, size_bytes: int, ttl_s: float, now_ms: int, look_back: int
     ) -> None:
-        await self._line.run(
+        await self._commands.run(
             scripts.LOG,
             [self._keys.log(key.session_key, key.clone_id)],
             schema.log_entry(key, state, size_bytes, now_ms),
@@ -150,38 +153,38 @@ class ClusterStore(ServedStore):
     async def _sum(self, script: Script, keys: Sequence[SampleKey], *arguments: Argument) -> int:
         if len(keys) == 1:
             # The usual case, which needs no task.
-            single: int = await self._line.run(script, self._keys.samples(keys), *arguments)
+            single: int = await self._commands.run(script, [self._keys.sample(keys[0])], *arguments)
             return single
-        return sum(await _all(self._line.run(script, [name], *arguments) for name in self._keys.samples(keys)))
+        return sum(await _all(self._commands.run(script, [self._keys.sample(key)], *arguments) for key in keys))
 
     async def read_log(self, session_key: str, clone_id: int, cursor: int, *, limit: int) -> LogPage:
         epoch, n = divmod(cursor, 2**schema.SEQ_BITS)
         name = self._keys.log(session_key, clone_id)
-        return schema.log_page(await self._line.run(scripts.READ_LOG, [name], epoch, n, limit), cursor)
+        return schema.log_page(await self._commands.run(scripts.READ_LOG, [name], epoch, n, limit), cursor)
 
     # -- ownership ----------------------------------------------------------------------------------------------
 
     async def renew_lease(self, owner: str, *, ttl_s: float) -> bool:
-        await self._line.run(scripts.ADD_INSTANCE, [self._keys.instances], owner)
-        return bool(await self._line.run(scripts.TAKE_LEASE, [self._keys.lease(owner)], schema.ms(ttl_s)))
+        await self._commands.run(scripts.ADD_INSTANCE, [self._keys.instances], owner)
+        return bool(await self._commands.run(scripts.TAKE_LEASE, [self._keys.lease(owner)], schema.ms(ttl_s)))
 
     async def release_lease(self, owner: str) -> None:
-        await self._line.call("DEL", self._keys.lease(owner))
+        await self._commands.call("DEL", self._keys.lease(owner))
         await self._forget_retired(owner)
 
     async def _forget_retired(self, owner: str) -> None:
-        """One that takes its lease at this very moment is known again with its next renewal."""
-        if await self._line.run(scripts.IS_RETIRED, [self._keys.lease(owner), self._keys.open_set(owner)]):
-            await self._line.call("SREM", self._keys.instances, owner)
+        """Forget an owner without lease and open samples. One that takes a lease now is known again at its renewal."""
+        if await self._commands.run(scripts.IS_RETIRED, [self._keys.lease(owner), self._keys.open_set(owner)]):
+            await self._commands.call("SREM", self._keys.instances, owner)
 
     async def lapsed_owners(self) -> list[str]:
-        owners = [owner.decode() for owner in await self._line.call("SMEMBERS", self._keys.instances)]
-        held = await _all(self._line.call("EXISTS", self._keys.lease(owner)) for owner in owners)
+        owners = [owner.decode() for owner in await self._commands.call("SMEMBERS", self._keys.instances)]
+        held = await _all(self._commands.call("EXISTS", self._keys.lease(owner)) for owner in owners)
         return [owner for owner, holds in zip(owners, held, strict=True) if not holds]
 
     async def reap(self, owner: str, *, ttl_s: float, now_ms: int, limit: int = 500) -> list[SampleKey]:
         open_set = self._keys.open_set(owner)
-        while members := await self._line.call("SRANDMEMBER", open_set, limit):
+        while members := await self._commands.call("SRANDMEMBER", open_set, limit):
             keys = [key_of(name.decode()) for name in members]
             outcomes = await asyncio.gather(
                 *(self._reap_one(owner, key, ttl_s, now_ms) for key in keys), return_exceptions=True
@@ -189,18 +192,18 @@ class ClusterStore(ServedStore):
             done = [key for key, outcome in zip(keys, outcomes, strict=True) if isinstance(outcome, bool)]
             if not done:
                 raise _first_error(outcomes)
-            await self._line.call("SREM", open_set, *map(member, done))
+            await self._commands.call("SREM", open_set, *map(member, done))
             await self._forget_retired(owner)
-            told = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is True]
-            # What is away is left for the next call: those that were ended are announced before that fails.
-            if told:
-                return told
+            ended = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is True]
+            # Samples on a node that is down are left for the next call, so that those that ended are announced first.
+            if ended:
+                return ended
         await self._forget_retired(owner)
         return []
 
     async def _reap_one(self, owner: str, key: SampleKey, ttl_s: float, now_ms: int) -> bool:
-        """Whether it has ended, by the reaper or by its owner, and is logged."""
-        found = await self._line.run(self._reap_record, [self._keys.sample(key)], owner, schema.ms(ttl_s))
+        """End and log one sample; return False if it was not the owner's. The owner may have ended it itself."""
+        found = await self._commands.run(self._reap_record, [self._keys.sample(key)], owner, schema.ms(ttl_s))
         ended = _ended(found)
         if ended is None:
             return False
@@ -209,13 +212,9 @@ class ClusterStore(ServedStore):
 
     # -- the rest -----------------------------------------------------------------------------------------------
 
-    async def ping(self) -> None:
-        """Asks every master."""
-        await _all(shard.line.call("PING") for shard in self._shards.masters)
-
     async def info(self) -> StoreInfo:
-        """Memory and traffic are those of all masters together; the policy is the most harmful one."""
-        replies = await _all(shard.line.call("INFO", *schema.INFO_SECTIONS) for shard in self._shards.masters)
+        """Return the memory and traffic of all masters together, and the most harmful of their policies."""
+        replies = await _all(shard.commands.call("INFO", *schema.INFO_SECTIONS) for shard in self._shards.masters)
         infos = [schema.store_info(schema.parse_info(reply)) for reply in replies]
         policies = {info.policy: None for info in infos}
         return replace(
@@ -229,19 +228,12 @@ class ClusterStore(ServedStore):
         )
 
 
-def _address(url: str) -> ClusterAddress:
-    address = parse_url(url)
-    if isinstance(address, ClusterAddress):
-        return address
-    raise ConfigError("--redis-url: the cluster's store needs redis+cluster://")
-
-
 def _maybe_done(error: StoreError) -> bool:
     return isinstance(error, StoreUnavailable) and error.maybe_done
 
 
 def _ended(found: Any) -> tuple[State, int] | None:
-    """State and payload size of a record that has ended, as the scripts tell them."""
+    """Return state and payload size of a record that has ended, from the reply of a script."""
     if found is None:
         return None
     state = State(found[0].decode())
@@ -249,7 +241,7 @@ def _ended(found: Any) -> tuple[State, int] | None:
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results; raises the first error when the last of the calls has ended."""
+    """Return all results. When the last call has ended, raise the first error if there was one."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     results = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
     if len(results) < len(outcomes):

@@ -1,18 +1,18 @@
-"""The store: what every worker of every host shares.
+"""The store: the state that all workers of all hosts share.
 
-One protocol, three implementations (`redis.py`, `cluster.py`, `memory.py`), one contract suite (`tests/contract/`).
-The store decides nothing: it applies `shared/core/lifecycle.py` atomically next to the data, keeps clocks, and wakes
-who waits.
+One protocol, two stores on Redis (`one_server.py`, `cluster.py`) and one in memory for tests, and one suite that holds
+all three to the same contract (`tests/contract/`). The store decides nothing: it applies the table of
+`shared/core/lifecycle.py` atomically next to the data, keeps clocks, and wakes those who wait.
 
-Four promises that callers build on:
+Callers rely on four promises:
 
-- `begin` is first-writer-wins. It enters the sample into the owner's open set before (or together with) the record, so
-  that no PENDING is ever without somebody who reaps it.
+- `begin` is first-writer-wins. It puts the sample into the owner's open set before the record, or together with it, so
+  that every PENDING sample can be reaped.
 - `settle` is first-terminal-wins, fenced by owner and attempt, and idempotent: repeating it after a lost reply is safe.
-  The payload is readable, and the completion logged, before anybody is told (`announce` comes after).
-- No read extends a clock. `mark_retrieved` and `acknowledge` only ever shorten what is left.
-- Every call ends: with its result, or with a `StoreError` within the store's own deadline. A call that is cancelled
-  disturbs no other call.
+  The payload is readable and the completion is logged before anyone hears of it (`announce` comes after).
+- No read extends a clock. `mark_retrieved` and `acknowledge` only shorten what is left.
+- Every call ends within the store's own deadline, with its result or a `StoreError`. A call that is cancelled disturbs
+  no other call.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 class Settled(Enum):
-    """What became of a `settle`."""
+    """The outcome of a `settle`."""
 
     WRITTEN = "written"
-    RESTORED = "restored"  # written, and there was no record: the store has lost what was begun
-    REPEATED = "repeated"  # this very claim had settled it before, in the same state: a lost reply
-    REFUSED = "refused"  # another terminal state, or another owner, was first; nothing changed
+    RESTORED = "restored"  # written, though there was no record: the store has lost it
+    REPEATED = "repeated"  # the same claim had settled it before, in the same state: the reply was lost
+    REFUSED = "refused"  # another terminal state or another owner came first; nothing changed
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One line of a completion log. `size_bytes` is the payload's, 0 unless the sample is READY."""
+    """One entry of a completion log. `size_bytes` is the size of the payload; it is 0 unless the sample is READY."""
 
     seq_id: int
     finished: bool
@@ -51,11 +51,11 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """What came after a cursor. With no entries the cursor is the one that was asked with, or 0 if that is stale.
+    """The entries after a cursor and the cursor after them, which without entries is the given one, or 0 if stale.
 
-    A cursor is `epoch * 2**32 + n`, below 2**53, where the epoch is another one for every log that begins and every
-    start of the server. A cursor of another epoch, or past the head, reads as 0. Otherwise it stands still while
-    nothing is new (the SDK spins if not).
+    A cursor is `epoch * 2**32 + n`, below 2**53; every new log and every start of the server has another epoch. A
+    cursor of another epoch, or past the end, reads as 0. Otherwise it stays the same while nothing is new: the SDK
+    would poll without pause if it moved.
     """
 
     entries: list[LogEntry]
@@ -63,6 +63,8 @@ class LogPage:
 
 
 class SessionState(Enum):
+    """The state of a client's session."""
+
     UNKNOWN = "unknown"
     ALIVE = "alive"
     FINISHED = "finished"
@@ -70,13 +72,15 @@ class SessionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
+    """A session as the store knows it."""
+
     state: SessionState
     seen_ms: int  # wall clock of the last sign of life; 0 when unknown
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """`server_age_s`: for how long the server that keeps it has been running, in whole seconds."""
+    """A lease, and for how many whole seconds the server that keeps it has been running."""
 
     held: bool
     server_age_s: float
@@ -84,9 +88,9 @@ class LeaseView:
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """For `/status`, `/readyz` and `gateway check`. `max_bytes` is 0 when unlimited.
+    """The figures of a server for `/status`, `/readyz` and `gateway check`. `max_bytes` is 0 without a limit.
 
-    `received_bytes`, `sent_bytes`: all that clients of the server have sent and got since it started.
+    `received_bytes` and `sent_bytes` count the traffic with all clients of the server since it started.
     """
 
     mode: str  # "standalone", "sentinel", "cluster", "memory"
@@ -96,245 +100,253 @@ class StoreInfo:
     policy: str
     received_bytes: int = 0
     sent_bytes: int = 0
-    clock_us: int = 0  # the server's wall clock; 0 where it is not told
+    clock_us: int = 0  # the server's wall clock; 0 if it does not report it
 
 
 class StoreListener(Protocol):
-    """What a worker hears from the store. Called on the event loop; must not block and must not raise."""
+    """The receiver of messages in a worker. Its methods run on the event loop; they must not block or raise."""
 
     def on_announcement(self, session_key: str, seq_ids: Sequence[int]) -> None:
-        """These samples of a watched sampling session have settled."""
+        """Handle samples of a watched sampling session that have settled."""
         ...
 
     def on_gap(self) -> None:
-        """Messages may have been lost (a subscription was cut and is back): look again at everything awaited."""
+        """Read again everything awaited: a subscription was cut and is back, and messages may have been lost."""
         ...
 
     def on_control(self, message: bytes) -> None:
-        """A message for this worker (`send_control`) or for all (`broadcast`)."""
+        """Handle a message for this worker (`send_control`) or for all (`broadcast`)."""
         ...
 
 
 class Store(Protocol):
-    """See the module's docstring. All methods raise `StoreError` only."""
+    """The contract, see above. All methods raise `StoreError` only."""
 
     async def open(self, listener: StoreListener, owner: str) -> None:
-        """Connect, load scripts, subscribe to control messages for `owner`. Raises when the first attempt fails."""
+        """Connect, and subscribe to the messages for `owner`. Raises if the first attempt fails."""
         ...
 
     async def close(self) -> None:
-        """Fail what is pending, close every connection. Idempotent."""
+        """Fail every pending call and close every connection. Idempotent."""
         ...
 
     @property
     def connected_since_s(self) -> float | None:
-        """Monotonic time since when the command connection has been up; None while it is down."""
+        """The monotonic time at which the command connection came up; None while it is down."""
         ...
 
     @property
     def restarted_s(self) -> float | None:
-        """Monotonic time at which the server was last found to be another one than before; None: never.
+        """The monotonic time at which the server was last found to be another one than before, or None.
 
-        What it kept may be gone, or an older state may be back.
+        Its data may be gone, or an older state may be back.
         """
         ...
 
     @property
     def commands(self) -> int:
-        """How many commands were sent; a script counts as one."""
+        """The number of commands sent; a script counts as one."""
         ...
 
     # -- samples ------------------------------------------------------------------------------------------------
 
     async def begin(self, key: SampleKey, claim: Claim) -> Header | None:
-        """Enter a sample as PENDING. None: begun. Otherwise the header of what was there first, and nothing changed.
+        """Enter a sample as PENDING and return None, or return the header that was there first and change nothing.
 
-        When the record there names this very owner and attempt (a lost reply), that header is returned: the caller
-        knows whether it runs the sample already. An owner that did not begin it is not left in its own open set.
+        If the record names this very owner and attempt, a reply was lost: the caller knows whether it already runs the
+        sample. A sample that was not begun is not left in the owner's open set.
         """
         ...
 
     async def settle(
         self, key: SampleKey, claim: Claim, state: State, payload: bytes, *, ttl_s: float, now_ms: int
     ) -> Settled:
-        """Set the one terminal state of a sample that `claim` owns, and log it in its (session, clone)'s log.
+        """Set the terminal state of a sample that `claim` owns, and log it in the log of its session and clone.
 
-        A sample that is not there at all (a wiped store) is written like a PENDING one. The sample leaves the owner's
-        open set. Log entries older than `ttl_s` are trimmed in passing. Nobody is woken: see `announce`. A full store
-        refuses results only (`StoreFull`): an ending without one is taken, so that who waits hears of it.
+        A missing sample, in a store that was wiped, is written like a PENDING one. The sample leaves the owner's open
+        set. Log entries older than `ttl_s` are trimmed in passing. Nobody is woken: see `announce`. A full store
+        refuses only results (`StoreFull`); it takes other endings, so that those who wait learn of them.
         """
         ...
 
     async def limit_bytes(self, key: SampleKey) -> int:
-        """The memory limit of the server that keeps this sample; 0 when there is none."""
+        """Return the memory limit of the server that keeps this sample; 0 if there is none."""
         ...
 
     def mark_paused(self, key: SampleKey, claim: Claim, *, paused: bool) -> None:
-        """Say on a PENDING record of this claim whether an upstream takes it; on any other record, nothing.
+        """Note on a PENDING record of this claim whether it waits for an upstream; leave any other record alone.
 
-        Best effort, never raises, and waits for nothing: a store that hangs must hold up no attempt. Seen by what is
-        asked of this store afterwards.
+        Best effort: it never raises and does not wait, since a store that hangs must not delay an attempt. Later calls
+        of this store see it.
         """
         ...
 
     async def read(self, key: SampleKey) -> Record | None:
-        """Header and payload; None when there is nothing (GONE)."""
+        """Return header and payload, or None if there is no record (GONE)."""
         ...
 
-    async def read_header(self, key: SampleKey) -> Header | None: ...
+    async def read_header(self, key: SampleKey) -> Header | None:
+        """Return the header only, or None if there is no record."""
+        ...
 
     async def mark_retrieved(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
-        """Replies were handed over: start the retrieved clock of those settled samples whose clock had not started.
+        """Start the retrieved clock of these settled samples, whose replies were handed over, unless it runs already.
 
-        Returns how many were handed over for the first time; one that was acknowledged before (the client is quicker
-        than our counting) is among them. A clock that leaves less than `ttl_s` is not extended.
+        Returns how many were handed over for the first time, including samples whose acknowledgement was quicker than
+        this call. A clock that leaves less than `ttl_s` is not extended.
         """
         ...
 
     async def acknowledge(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
-        """The client has these: shorten what is left to `ttl_s`; PENDING and missing ones are passed over.
+        """Shorten the time to live of these samples, which the client has, to `ttl_s`; skip PENDING and missing ones.
 
         Returns how many were shortened for the first time.
         """
         ...
 
     async def count_unread(self, keys: Sequence[SampleKey]) -> int:
-        """How many of these are settled, and were neither handed over nor acknowledged."""
+        """Return how many of these are settled and were neither handed over nor acknowledged."""
         ...
 
     # -- completion logs and waking -----------------------------------------------------------------------------
 
     async def read_log(self, session_key: str, clone_id: int, cursor: int, *, limit: int) -> LogPage:
-        """Up to `limit` completions after `cursor`, oldest first."""
+        """Return up to `limit` completions after `cursor`, oldest first."""
         ...
 
     def announce(self, session_key: str, seq_id: int) -> None:
-        """Tell every worker that watches this session; coalesced per event-loop turn, best effort, never raises."""
+        """Inform every worker that watches this session, once per event-loop turn. Best effort; never raises."""
         ...
 
     async def watch(self, session_key: str) -> None:
-        """Hear announcements of this session from the moment this returns. Nested calls count."""
+        """Return when announcements of this session arrive. Calls nest: each needs its own `unwatch`."""
         ...
 
     def unwatch(self, session_key: str) -> None:
-        """Undo one `watch`. The subscription may linger a few seconds, for the next poll."""
+        """Undo one `watch`. The subscription may remain for a few seconds, for the next poll."""
         ...
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
     async def touch_session(self, session_id: str, now_ms: int) -> SessionInfo:
-        """A sign of life; creates what is missing. Returns the state as it was found, with `seen_ms` updated.
+        """Record a sign of life, and create the session if it is unknown. A finished session stays finished.
 
-        A finished session stays finished.
+        Returns the state as it was before, with the new `seen_ms`.
         """
         ...
 
     async def finish_session(self, session_id: str, now_ms: int) -> bool:
-        """True for the first to finish it."""
+        """Finish a session; return True to the first caller that does."""
         ...
 
-    async def session_infos(self, session_ids: Sequence[str]) -> list[SessionInfo]: ...
+    async def session_infos(self, session_ids: Sequence[str]) -> list[SessionInfo]:
+        """Return what is known of each session, in the given order."""
+        ...
 
     async def sessions_of(self, owner_tag: str) -> list[str]:
-        """The sessions that were entered for a key, those that ended since too, until they are dropped."""
+        """Return the sessions entered for an API key, including ended ones that were not dropped yet."""
         ...
 
-    async def enter_session(self, owner_tag: str, session_id: str) -> None: ...
+    async def enter_session(self, owner_tag: str, session_id: str) -> None:
+        """Count a session for an API key."""
+        ...
 
-    async def drop_sessions(self, owner_tag: str, session_ids: Sequence[str]) -> None: ...
+    async def drop_sessions(self, owner_tag: str, session_ids: Sequence[str]) -> None:
+        """Stop counting these sessions."""
+        ...
 
     async def reserve_clone(self, session_key: str, clone_id: int) -> bool:
-        """True when nobody had reserved this clone number of the sampling session."""
+        """Reserve a clone number of the sampling session; return False if it was taken."""
         ...
 
     # -- ownership ----------------------------------------------------------------------------------------------
 
     async def renew_lease(self, owner: str, *, ttl_s: float) -> bool:
-        """Take or renew a worker instance's lease. False when it was not there: first time, lapsed, or a wipe."""
+        """Take or renew the lease of a worker instance. Returns False if it was new, had lapsed, or was wiped."""
         ...
 
     async def release_lease(self, owner: str) -> None:
-        """The worker stops and has no open samples left, or leaves them to be reaped at once."""
+        """Give up the lease of a worker that stops; open samples that it leaves can be reaped at once."""
         ...
 
     async def lapsed_owners(self) -> list[str]:
-        """Instances that are known and hold no lease."""
+        """Return the known instances that hold no lease."""
         ...
 
     async def reap(self, owner: str, *, ttl_s: float, now_ms: int, limit: int = 500) -> list[SampleKey]:
-        """ORPHAN up to `limit` open samples of `owner`; returns them, for `announce`.
+        """ORPHAN up to `limit` open samples of `owner`, and return them for `announce`.
 
-        An entry whose record names another owner, or is settled, just leaves the set. On a cluster a settled record of
-        this owner may not have been logged yet: that is done then, and the sample is returned, too. When the set is
-        empty the instance is forgotten, and [] returned.
+        An entry whose record is settled or names another owner just leaves the set. On a cluster a settled record of
+        this owner may not have been logged yet: it is logged now, and its sample is returned too. When the set is
+        empty, the instance is forgotten and [] is returned.
         """
         ...
 
     async def watch_lease(self, owner: str) -> LeaseView:
-        """A look at a lease, without renewing it."""
+        """Look at a lease without renewing it."""
         ...
 
     async def note_refill(self, owner: str, *, window_s: float) -> None:
-        """`owner` tells the store again what it lost, or others may still, for `window_s` from now at most."""
+        """Note that for at most `window_s` from now `owner` enters again what the store lost, or others may."""
         ...
 
     async def refill_left_s(self) -> float:
-        """How long the longest of the windows of `note_refill` still lasts; 0 when there is none."""
+        """Return how long the longest window of `note_refill` still lasts; 0 without one."""
         ...
 
     async def server_run(self) -> bytes:
-        """What tells the server from what it was before a restart or a failover; on a cluster, one of its servers."""
+        """Return the run id of the server, which changes with a restart or failover; on a cluster, of one server."""
         ...
 
     async def answer_roll(self, owner: str, run: bytes) -> bool:
-        """`owner` has entered all that it runs. False when the server is not that of `run` (any more)."""
+        """Note that `owner` has entered everything it runs. Returns False if `run` is no longer the server's run id."""
         ...
 
     async def read_roll(self) -> Roll:
-        """What the server that is there now knows of the instances."""
+        """Return which instances have answered the present server, and which are gone."""
         ...
 
     async def leave_roll(self, owner: str) -> None:
-        """`owner` runs nothing any more."""
+        """Note that `owner` runs nothing any more."""
         ...
 
     # -- messages between workers -------------------------------------------------------------------------------
 
     async def send_control(self, owner: str, message: bytes) -> None:
-        """Leave a message for a worker and wake it; it stays until taken or a few lease times are over.
+        """Leave a message for a worker and wake it; the message stays for a few lease times unless it is taken.
 
-        Messages that were sent one after the other may be heard the other way round.
+        Messages may arrive in another order than they were sent.
         """
         ...
 
     async def take_inbox(self, owner: str) -> list[bytes]:
-        """What was left for this worker and not yet taken; a message may arrive both ways."""
+        """Take the messages left for this worker. A message may arrive both here and at `on_control`."""
         ...
 
     async def broadcast(self, message: bytes) -> None:
-        """Tell every worker now; not kept."""
+        """Send a message to every worker that is connected now; it is not kept."""
         ...
 
     # -- what the workers agree on ------------------------------------------------------------------------------
 
     async def read_upstreams(self) -> UpstreamList | None:
-        """The published list; None when there is none, or it was lost."""
+        """Return the published list, or None if there is none or it was lost."""
         ...
 
     async def offer_upstreams(self, offered: UpstreamList) -> UpstreamList:
-        """Keep the later of this list and the one that is there, by version; returns the one that is there then."""
+        """Keep the later of this list and the present one, by version, and return it."""
         ...
 
     async def take_lock(self, name: str, holder: str, *, ttl_s: float) -> bool:
-        """True when `holder` has the lock from now on for `ttl_s`; taking what one holds begins that time anew."""
+        """Take or renew a lock for `ttl_s`; return False if another holder has it."""
         ...
 
     async def release_lock(self, name: str, holder: str) -> None:
-        """Let others take it; of a lock that somebody else has by now, nothing."""
+        """Release a lock; do nothing if another holder has it by now."""
         ...
 
     # -- the rest -----------------------------------------------------------------------------------------------
 
-    async def ping(self) -> None: ...
-
-    async def info(self) -> StoreInfo: ...
+    async def info(self) -> StoreInfo:
+        """Return the figures of the server, or of the masters of a cluster together."""
+        ...

@@ -1,4 +1,4 @@
-"""Which store a URL asks for."""
+"""Make the store that a URL asks for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def make_store(url: str, key_prefix: str, *, clock: Clock | None = None) -> Store:
-    """A store that is not connected yet. Raises `ConfigError` for a URL that is none."""
+    """Return a store that is not connected yet. Raises `ConfigError` for an invalid URL."""
     if isinstance(parse_url(url), ClusterAddress):
         from shared.store.cluster import ClusterStore
 

@@ -1,10 +1,7 @@
-"""The time after a server was restarted, while the workers tell it again what they run.
+"""Steps of several store calls: wait for a refill, reap a worker instance, publish the list of upstreams.
 
-Until then a record that is missing says nothing: the sample may be running on a worker that has not entered it again.
-
-Ending the samples of a worker instance that is gone, and telling who waits for them.
-
-Publishing the list of upstreams, for whoever an operator asks: a supervisor, on any host.
+After a restart of the server the workers enter again what they run. Until they have, a missing record proves nothing:
+the sample may be running on a worker that has not entered it yet.
 """
 
 from __future__ import annotations
@@ -21,22 +18,22 @@ if TYPE_CHECKING:
     from shared.store.contract import Store
 
 
-# The slowest worker reconnects 0.5 s after the first one at most (link.py), later where its loop is busy, and tends to
-# the store at once. How long it then enters samples, a worker reckons from its own refill (housekeeping.py): samples
-# are spread evenly.
+# The slowest worker reconnects at most 0.5 s after the first one (`shared/redis/link.py`), or later if its loop is
+# busy. How long it then enters samples, every worker estimates from its own refill (`workers/duties`): samples are
+# spread evenly.
 REFILL_S: Final = 1.5
 
 
 def is_refilling(store: Store, clock: Clock) -> bool:
-    """Whether what the store does not know may still be on its way to it."""
+    """Return whether workers may still be entering samples that the store lost."""
     restarted_s = store.restarted_s
     return restarted_s is not None and clock.monotonic_s() - restarted_s < REFILL_S
 
 
 async def reap(store: Store, owner: str, ttl_s: float, clock: Clock) -> int:
-    """ORPHAN everything that `owner` had open; returns how many samples that were. Raises `StoreError`.
+    """ORPHAN every open sample of `owner`, and return how many there were. Raises `StoreError`.
 
-    Several may reap at once: each sample is ended by one of them.
+    Several may reap at once: one of them ends each sample.
     """
     reaped = 0
     while keys := await store.reap(owner, ttl_s=ttl_s, now_ms=clock.wall_ms()):
@@ -48,15 +45,15 @@ async def reap(store: Store, owner: str, ttl_s: float, clock: Clock) -> int:
 
 
 async def leave(store: Store, owner: str) -> None:
-    """`owner` runs nothing any more: nobody waits for it (`shared/core/roll_call.py`). Raises `StoreError`."""
+    """Tell all workers that `owner` runs nothing any more (`shared/core/roll_call.py`). Raises `StoreError`."""
     await store.leave_roll(owner)
     await store.broadcast(gone_message(owner))
 
 
 async def publish_upstreams(store: Store, urls: Sequence[str], clock: Clock) -> UpstreamList:
-    """Make `urls` the list of all workers of all hosts, and tell them; none at all: each host's flags count again.
+    """Publish `urls` to all workers of all hosts. With no URLs each host uses its own flags again.
 
-    Of two that publish at once, one is the last. Raises `StoreError`.
+    If two publish at once, one of the lists is the last. Raises `StoreError`.
     """
     while True:
         before = await store.read_upstreams()

@@ -239,9 +239,8 @@ async def test_a_lock_lasts_as_long_as_it_was_taken_for(bench: Bench) -> None:
     assert 55 < bench.lock_ttl_s("load") <= 60
 
 
-async def test_info_and_ping(bench: Bench) -> None:
+async def test_info(bench: Bench) -> None:
     store = await bench.store(ALICE)
-    await store.ping()
     info = await store.info()
     assert info.policy == "noeviction"
     assert info.version

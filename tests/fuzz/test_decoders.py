@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from gateway.admin.upstreams import read_list
 from gateway.settings.keys_file import new_entry, parse_keys
-from shared.core import ids
+from shared.core import ids, upstream_list
 from shared.core.adapters import Naming
 from shared.core.callers import KeyLimits
 from shared.core.errors import BadRequest, ConfigError, StoreError, StoreRefused
 from shared.core.faults import Fault, classify_load, classify_reply
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey, SampleSpec, SamplingParams
-from shared.core.record import BadRecord, Claim, pack, unpack
+from shared.core.record import BadRecord, Claim, pack, unpack, unpack_header
 from shared.core.upstream_protocol import UpstreamProtocol
-from shared.redis.connection import Connection, error_of
+from shared.redis.connection import RedisConnection, error_of
 from shared.store import schema
 from shared.wire import json_arrays, openai, trainer
 from shared.wire.sdk import calls, result
@@ -260,7 +260,7 @@ def test_ids(text: str) -> None:
 @given(damaged(pack(State.READY, CLAIM, b"payload")))
 def test_records(data: bytes) -> None:
     allowed(lambda: unpack(data), BadRecord)
-    allowed(lambda: schema.header_of(data), StoreRefused)
+    allowed(lambda: unpack_header(data), StoreRefused)
 
 
 @fuzz
@@ -284,7 +284,7 @@ def test_messages_between_workers(data: bytes) -> None:
 @given(damaged(b'["http://10.0.0.5:8000"]', b'{"upstreams":[]}'))
 def test_lists_of_upstreams(data: bytes) -> None:
     allowed(lambda: read_list(data), ValueError)
-    allowed(lambda: schema.upstreams(data), StoreRefused)
+    allowed(lambda: upstream_list.unpack(b"7 " + data), StoreRefused)
 
 
 @fuzz
@@ -321,7 +321,7 @@ def test_lines_of_redis(data: bytes, piece_bytes: int) -> None:
     """C1: whatever comes, each command has at most one reply, and an end."""
 
     async def talk() -> None:
-        connection = Connection(on_push=lambda _: None)
+        connection = RedisConnection(on_push=lambda _: None)
         asked = [connection.ask("GET", "a") for _ in range(5)]
         for start in range(0, len(data), piece_bytes):
             connection.data_received(data[start : start + piece_bytes])

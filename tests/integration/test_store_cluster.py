@@ -60,7 +60,7 @@ async def settle(store: ClusterStore, key: SampleKey, claim: Claim = CLAIM) -> S
 
 async def die_before(store: ClusterStore, script: str, key: SampleKey, monkeypatch: pytest.MonkeyPatch) -> None:
     """A settling that ends where the named step would begin."""
-    run, call = store._line.run, store._line.call
+    run, call = store._commands.run, store._commands.call
 
     async def dying_run(wanted: object, *rest: object) -> object:
         if wanted is getattr(cluster_scripts, script, None):
@@ -73,8 +73,8 @@ async def die_before(store: ClusterStore, script: str, key: SampleKey, monkeypat
         return await call(*words)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._line, "run", dying_run)
-        patch.setattr(store._line, "call", dying_call)
+        patch.setattr(store._commands, "run", dying_run)
+        patch.setattr(store._commands, "call", dying_call)
         with pytest.raises(StoreUnavailable):
             await settle(store, key, DEADS_CLAIM)
 
@@ -104,7 +104,7 @@ async def test_a_half_done_settling_is_finished_by_repeating_it(
     await die_before(store, step, key, monkeypatch)
     # A duplicate submission meanwhile takes nothing from the reaper.
     assert await store.begin(key, DEADS_CLAIM) is not None
-    assert await store._line.call("SISMEMBER", KEYS.open_set(DEAD), member(key)) == 1
+    assert await store._commands.call("SISMEMBER", KEYS.open_set(DEAD), member(key)) == 1
     assert await settle(store, key, DEADS_CLAIM) is Settled.REPEATED
     assert len((await store.read_log(key.session_key, 0, 0, limit=10)).entries) == 1
     assert await store.reap(DEAD, ttl_s=TTL_S, now_ms=NOW_MS) == []
@@ -115,7 +115,7 @@ async def test_a_lost_log_is_written_again_by_the_refill(store: ClusterStore) ->
     key = SampleKey("lostlog", 1)
     await store.begin(key, CLAIM)
     await settle(store, key)
-    await store._line.call("DEL", KEYS.log("lostlog", 0))
+    await store._commands.call("DEL", KEYS.log("lostlog", 0))
     orphaned = await store.settle(key, CLAIM, State.ORPHANED, b"", ttl_s=TTL_S, now_ms=NOW_MS)
     assert orphaned is Settled.REFUSED
     page = await store.read_log("lostlog", 0, 0, limit=10)

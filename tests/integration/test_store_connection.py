@@ -99,7 +99,7 @@ async def test_a_cut_fails_everything_that_waits_and_then_heals(proxy: CutProxy,
     proxy.cut()
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert all(isinstance(result, StoreUnavailable) and result.maybe_done for result in results)
-    await in_the_end(store.ping)
+    await in_the_end(store.info)
     assert await store.read(KEY) is None
 
 
@@ -108,13 +108,13 @@ async def test_what_was_never_sent_is_told_apart(proxy: CutProxy, store: RedisSt
     proxy.refusing = True
     proxy.cut()
     with pytest.raises(StoreUnavailable):
-        await store.ping()
+        await store.info()
     with pytest.raises(StoreUnavailable) as caught:
         await store.begin(KEY, CLAIM)
     assert not caught.value.maybe_done
     assert store.connected_since_s is None
     proxy.refusing = False
-    await in_the_end(store.ping)
+    await in_the_end(store.info)
 
 
 async def test_a_lost_reply_may_be_repeated(proxy: CutProxy, store: RedisStore) -> None:
@@ -147,7 +147,7 @@ async def until_executed(store: RedisStore, proxy: CutProxy, what: str, task: as
     with pytest.raises(StoreUnavailable) as caught:
         await task
     assert caught.value.maybe_done
-    await in_the_end(store.ping)
+    await in_the_end(store.info)
 
 
 async def test_a_silent_server_is_given_up_at_the_deadline(proxy: CutProxy) -> None:
@@ -155,16 +155,16 @@ async def test_a_silent_server_is_given_up_at_the_deadline(proxy: CutProxy) -> N
     await store.open(Heard(), OWNER)
     proxy.stall()
     with pytest.raises(StoreUnavailable, match="did not answer"):
-        await store.ping()
+        await store.info()
     proxy.flow()
-    await in_the_end(store.ping)
+    await in_the_end(store.info)
     await store.close()
 
 
 async def test_too_much_that_waits_is_refused_at_once(proxy: CutProxy, store: RedisStore) -> None:
     """Bounded memory: a stalled server does not make a worker grow without end."""
-    assert isinstance(store._line, Commands)
-    store._line._max_queued_bytes = 100_000
+    assert isinstance(store._commands, Commands)
+    store._commands._max_queued_bytes = 100_000
     tasks = [
         asyncio.create_task(store.settle(key, CLAIM, State.READY, b"x" * 50_000, ttl_s=1, now_ms=0))
         for key in (SampleKey("session", number) for number in range(10))
@@ -226,7 +226,7 @@ async def test_an_announcement_into_a_lost_line_is_dropped_quietly(store: RedisS
     connection.cut("by the test")
     sent_before = store.commands
     store.announce("session", 1)
-    await in_the_end(store.ping)
+    await in_the_end(store.info)
     gc.collect()
     assert complaints == []
     assert store.commands > sent_before
@@ -248,5 +248,5 @@ async def test_a_link_outlives_a_tls_file_that_is_being_replaced(
         connection.cut("by the test")
         await asked.wait()
         with pytest.raises(StoreUnavailable):
-            await store.ping()
-    await in_the_end(store.ping)
+            await store.info()
+    await in_the_end(store.info)

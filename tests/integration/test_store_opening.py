@@ -32,7 +32,7 @@ async def test_passwords_and_users_are_used_and_refused_in_clear_words() -> None
     for login in (":s%3Acret%2F1", "gateway:pass%25word"):
         store = make_store(f"redis://{login}@{host}/0")
         await store.open(Heard(), OWNER)
-        await store.ping()
+        await store.info()
         await store.close()
     for login in (":wrong", "nobody:x"):
         store = make_store(f"redis://{login}@{host}")

@@ -78,7 +78,7 @@ async def test_a_server_that_comes_back_with_an_older_state_hides_no_completion_
     cursor = (await store.read_log("session", 0, 0, limit=10)).cursor
     server.restart(keep_data=True, save=False)
     await heard.until(lambda heard: heard.gaps)
-    await in_the_end(store.ping)
+    await in_the_end(store.info)
     await logged(store, 4, 5)
     page = await store.read_log("session", 0, cursor, limit=10)
     assert [entry.seq_id for entry in page.entries] == [1, 2, 4, 5]
@@ -95,7 +95,7 @@ async def test_a_server_that_comes_back_with_its_data_has_been_answered_by_nobod
     before = await store.server_run()
     assert await store.answer_roll(OWNER, before)
     server.restart(keep_data=True)
-    await in_the_end(store.ping)
+    await in_the_end(store.info)
     assert not (await store.read_roll()).answered
     assert not await store.answer_roll(OWNER, before)
     assert await store.answer_roll(OWNER, await store.server_run())
@@ -118,10 +118,10 @@ async def test_a_restarted_server_is_found_again(heard: Heard) -> None:
     await store.watch("session")
     assert store.restarted_s is None
     server.command("CLIENT", "KILL", "TYPE", "normal")
-    await in_the_end(store.ping)
+    await in_the_end(store.info)
     assert not saw_a_restart(store), "a mere cut is no restart"
     server.restart()
-    await in_the_end(store.ping)
+    await in_the_end(store.info)
     assert saw_a_restart(store)
     assert await store.read(KEY) is None
     assert await store.begin(KEY, CLAIM) is None

@@ -70,7 +70,7 @@ async def test_sentinels_and_server_have_logins_of_their_own() -> None:
     url = f"redis+sentinel://:s%40rver@127.0.0.1:{sentinel.port}/results"
     store = RedisStore(f"{url}?sentinel_password=sen%25tinel")
     await store.open(Heard(), OWNER)
-    await store.ping()
+    await store.info()
     await store.close()
     for wrong in (url, f"{url}?sentinel_password=x", f"{url.replace('s%40rver', 'x')}?sentinel_password=sen%25tinel"):
         store = RedisStore(wrong)
@@ -87,7 +87,7 @@ async def test_all_lines_lead_to_one_server(store: RedisStore, heard: Heard) -> 
     assert commands is not None and push is not None
     push.run_id = b"another server's"
     commands.cut("by the test")
-    await in_the_end(store.ping)
+    await in_the_end(store.info)
     assert push.lost.done()
     await heard.until(lambda heard: heard.gaps == 1)
 

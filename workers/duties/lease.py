@@ -154,7 +154,7 @@ class Lease:
         self._must_refill = False
         now_s = clock.monotonic_s()
         window_s = max(now_s - began_s, others_need_s)
-        self._parts.dispatcher.expect_refill(self._roll.has_told(now_s, window_s))
+        self._parts.dispatcher.expect_refill(self._roll.entered_all(now_s, window_s))
         await store.note_refill(self._owner, window_s=max(window_s, REFILL_S))
 
     async def _answer_roll(self, run: bytes) -> None:

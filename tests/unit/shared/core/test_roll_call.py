@@ -86,22 +86,22 @@ def test_a_look_has_nothing_to_say_while_nothing_was_lost(roll: RollCall) -> Non
     assert roll.look(ALL, 1.0) is None
 
 
-def test_who_has_told_waits_for_those_known_by_name_as_long_as_they_may_take(roll: RollCall) -> None:
+def test_who_entered_all_waits_for_those_known_by_name_as_long_as_they_may_take(roll: RollCall) -> None:
     roll.begin(100.0)
-    assert roll.has_told(101.0, unnamed_need_s=2.0) == LEASE_S - 1.0
+    assert roll.entered_all(101.0, unnamed_need_s=2.0) == LEASE_S - 1.0
     assert roll.look(SOME, 104.0) == LEASE_S - 4.0
 
 
-def test_who_has_told_gives_the_others_at_least_as_long_as_it_took(roll: RollCall) -> None:
+def test_who_entered_all_gives_the_others_at_least_as_long_as_it_took(roll: RollCall) -> None:
     roll.begin(100.0)
-    assert roll.has_told(100.0 + LEASE_S - 1.0, unnamed_need_s=2.0) == 2.0
-    assert roll.has_told(200.0, unnamed_need_s=2.0) == 2.0, "a lease after the loss nobody is waited for by name"
+    assert roll.entered_all(100.0 + LEASE_S - 1.0, unnamed_need_s=2.0) == 2.0
+    assert roll.entered_all(200.0, unnamed_need_s=2.0) == 2.0, "a lease after the loss nobody is waited for by name"
 
 
 def test_once_all_known_by_name_have_told_the_rest_of_the_others_time_is_left(roll: RollCall) -> None:
     """Said once: what another has told of the refill since then stays."""
     roll.begin(100.0)
-    roll.has_told(101.0, unnamed_need_s=2.0)
+    roll.entered_all(101.0, unnamed_need_s=2.0)
     assert roll.look(SOME, 101.5) == LEASE_S - 1.5
     assert roll.look(ALL, 102.0) == 1.0
     assert roll.look(ALL, 102.5) is None
@@ -112,7 +112,7 @@ def test_nothing_is_left_when_the_others_time_is_over_before_those_known_by_name
     roll: RollCall, looked_s: float
 ) -> None:
     roll.begin(100.0)
-    roll.has_told(101.0, unnamed_need_s=2.0)
+    roll.entered_all(101.0, unnamed_need_s=2.0)
     left_s = roll.look(ALL, looked_s)
     assert left_s is not None
     assert left_s <= 0.0
@@ -120,20 +120,20 @@ def test_nothing_is_left_when_the_others_time_is_over_before_those_known_by_name
 
 def test_a_second_loss_makes_a_look_tell_again(roll: RollCall) -> None:
     roll.begin(100.0)
-    roll.has_told(101.0, unnamed_need_s=2.0)
+    roll.entered_all(101.0, unnamed_need_s=2.0)
     assert roll.look(ALL, 102.0) == 1.0
     roll.begin(110.0)
-    roll.has_told(110.5, unnamed_need_s=4.0)
+    roll.entered_all(110.5, unnamed_need_s=4.0)
     assert roll.look(ALL, 111.0) == 3.5
 
 
 def test_a_look_at_a_server_that_does_not_know_the_one_who_looks_waits_on(roll: RollCall) -> None:
     roll.begin(100.0)
-    roll.has_told(101.0, unnamed_need_s=2.0)
+    roll.entered_all(101.0, unnamed_need_s=2.0)
     assert roll.look(Roll(frozenset({"a", "b"})), 103.0) == LEASE_S - 3.0
 
 
 def test_telling_again_without_a_loss_does_not_make_a_look_tell(roll: RollCall) -> None:
     """A worker that was struck off answers anew; the others have nothing to enter."""
-    assert roll.has_told(50.0, unnamed_need_s=2.0) == 2.0
+    assert roll.entered_all(50.0, unnamed_need_s=2.0) == 2.0
     assert roll.look(ALL, 51.0) is None

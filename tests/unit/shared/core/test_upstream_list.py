@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.core.errors import StoreRefused
 from shared.core.upstream_list import UpstreamList, next_version, pack, unpack
 
 
@@ -14,8 +15,8 @@ def test_a_list_comes_back_as_it_was(urls: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"1", b"x []", b"1 {}", b"1 [1]", b'1 ["\xff"]'])
-def test_what_is_no_list_is_a_value_error(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r".+"):
+def test_what_is_no_list_is_refused(data: bytes) -> None:
+    with pytest.raises(StoreRefused, match="not a list of upstreams"):
         unpack(data)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from shared.core.errors import StoreRefused, StoreUnavailable
-from shared.redis.cluster_commands import ClusterLine
+from shared.redis.cluster_commands import ClusterCommands
 from shared.redis.commands import Script
 from shared.redis.connection import Redirected, error_of
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shared.redis.cluster import Shards
 
 
-class FakeLine:
+class FakeCommands:
     """Answers with the next of its answers, the last one again and again."""
 
     def __init__(self, *answers: object) -> None:
@@ -33,16 +33,16 @@ class FakeLine:
 
 
 class FakeShard:
-    def __init__(self, line: FakeLine) -> None:
-        self.line = line
+    def __init__(self, commands: FakeCommands) -> None:
+        self.commands = commands
 
 
 class FakeShards:
     """Everything belongs to `first`; redirections lead to `other`."""
 
-    def __init__(self, first: FakeLine, other: FakeLine) -> None:
+    def __init__(self, first: FakeCommands, other: FakeCommands) -> None:
         self.first, self.other = FakeShard(first), FakeShard(other)
-        self.doubts = 0
+        self.refreshes = 0
 
     def owner(self, slot: int) -> FakeShard:
         return self.first
@@ -50,50 +50,50 @@ class FakeShards:
     def follow(self, redirected: Redirected) -> FakeShard:
         return self.other
 
-    def doubt(self) -> None:
-        self.doubts += 1
+    def refresh_soon(self) -> None:
+        self.refreshes += 1
 
 
 MOVED = "MOVED 42 10.0.0.1:7000"
 ASK = "ASK 42 10.0.0.1:7000"
 
 
-def line_over(shards: FakeShards) -> ClusterLine:
-    return ClusterLine(cast("Shards", shards))
+def commands_over(shards: FakeShards) -> ClusterCommands:
+    return ClusterCommands(cast("Shards", shards))
 
 
-async def do(line: ClusterLine, how: str) -> Any:
-    return await (line.call("GET", "key") if how == "call" else line.run(Script("return 1"), ["key"]))
+async def do(commands: ClusterCommands, how: str) -> Any:
+    return await (commands.call("GET", "key") if how == "call" else commands.run(Script("return 1"), ["key"]))
 
 
 @pytest.mark.parametrize("how", ["call", "run"])
 @pytest.mark.parametrize(("reply", "asking"), [(MOVED, False), (ASK, True)])
 async def test_a_redirection_is_followed(how: str, reply: str, asking: bool) -> None:
-    shards = FakeShards(FakeLine(Redirected(reply)), FakeLine("there"))
-    assert await do(line_over(shards), how) == "there"
-    assert shards.other.line.asked == [asking]
+    shards = FakeShards(FakeCommands(Redirected(reply)), FakeCommands("there"))
+    assert await do(commands_over(shards), how) == "there"
+    assert shards.other.commands.asked == [asking]
 
 
 async def test_asking_holds_for_one_redirection_only() -> None:
-    shards = FakeShards(FakeLine(Redirected(ASK)), FakeLine(Redirected(MOVED), "there"))
-    assert await do(line_over(shards), "call") == "there"
-    assert shards.other.line.asked == [True, False]
+    shards = FakeShards(FakeCommands(Redirected(ASK)), FakeCommands(Redirected(MOVED), "there"))
+    assert await do(commands_over(shards), "call") == "there"
+    assert shards.other.commands.asked == [True, False]
 
 
 @pytest.mark.parametrize("how", ["call", "run"])
 async def test_nodes_that_point_at_each_other_are_given_up(how: str) -> None:
-    shards = FakeShards(FakeLine(Redirected(MOVED)), FakeLine(Redirected(MOVED)))
-    with pytest.raises(StoreUnavailable, match="moves this key about") as caught:
-        await do(line_over(shards), how)
+    shards = FakeShards(FakeCommands(Redirected(MOVED)), FakeCommands(Redirected(MOVED)))
+    with pytest.raises(StoreUnavailable, match="redirects this key again and again") as caught:
+        await do(commands_over(shards), how)
     assert not caught.value.maybe_done
 
 
 @pytest.mark.parametrize("how", ["call", "run"])
-async def test_a_node_that_is_away_raises_doubt(how: str) -> None:
-    shards = FakeShards(FakeLine(StoreUnavailable("away", maybe_done=False)), FakeLine("there"))
-    with pytest.raises(StoreUnavailable, match="away"):
-        await do(line_over(shards), how)
-    assert shards.doubts == 1
+async def test_a_node_that_is_down_makes_the_map_be_asked_for(how: str) -> None:
+    shards = FakeShards(FakeCommands(StoreUnavailable("down", maybe_done=False)), FakeCommands("there"))
+    with pytest.raises(StoreUnavailable, match="down"):
+        await do(commands_over(shards), how)
+    assert shards.refreshes == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from shared.core.errors import StoreUnavailable
 from shared.redis.commands import Subscriptions
 
 if TYPE_CHECKING:
-    from shared.redis.connection import Connection
+    from shared.redis.connection import RedisConnection
 
 
 class FakeConnection:
@@ -20,7 +20,7 @@ class FakeConnection:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.sent: list[tuple[str, ...]] = []
 
-    def tell(self, *words: str) -> None:
+    def send(self, *words: str) -> None:
         self.sent.append(words)
 
     def cut(self, why: str) -> None:
@@ -36,7 +36,7 @@ async def subscribed(gaps: list[str], *channels: str) -> Subscriptions:
     """Heard, then lost, then connected anew: every channel waits for its confirmation."""
     subscriptions = Subscriptions(lambda *_: None, lambda: gaps.append("over"))
     first, second = FakeConnection(), FakeConnection()
-    subscriptions.on_up(cast("Connection", first))
+    subscriptions.on_up(cast("RedisConnection", first))
     asked = [asyncio.create_task(subscriptions.subscribe(channel)) for channel in channels]
     await asyncio.sleep(0)
     for channel in channels:
@@ -44,7 +44,7 @@ async def subscribed(gaps: list[str], *channels: str) -> Subscriptions:
     await asyncio.gather(*asked)
     first.lost.set_result("cut")
     await asyncio.sleep(0)
-    subscriptions.on_up(cast("Connection", second))
+    subscriptions.on_up(cast("RedisConnection", second))
     assert sorted(second.sent) == [("SUBSCRIBE", channel) for channel in channels]
     return subscriptions
 
@@ -72,7 +72,7 @@ async def test_a_channel_that_is_given_up_does_not_keep_the_gap_open() -> None:
 async def test_a_first_subscription_is_no_gap() -> None:
     gaps: list[str] = []
     subscriptions = Subscriptions(lambda *_: None, lambda: gaps.append("over"))
-    subscriptions.on_up(cast("Connection", FakeConnection()))
+    subscriptions.on_up(cast("RedisConnection", FakeConnection()))
     asked = asyncio.create_task(subscriptions.subscribe("a"))
     await asyncio.sleep(0)
     confirm(subscriptions, "a")
@@ -83,7 +83,7 @@ async def test_a_first_subscription_is_no_gap() -> None:
 def sharded(gaps: list[str]) -> tuple[Subscriptions, FakeConnection]:
     subscriptions = Subscriptions(lambda *_: None, lambda: gaps.append("over"), sharded=True)
     connection = FakeConnection()
-    subscriptions.on_up(cast("Connection", connection))
+    subscriptions.on_up(cast("RedisConnection", connection))
     return subscriptions, connection
 
 
@@ -115,7 +115,7 @@ async def test_a_channel_that_is_given_up_fails_who_waits_for_it() -> None:
     asked = asyncio.create_task(subscriptions.subscribe("a"))
     await asyncio.sleep(0)
     subscriptions.unsubscribe("a")
-    with pytest.raises(StoreUnavailable, match="given up"):
+    with pytest.raises(StoreUnavailable, match="subscription was cancelled"):
         await asked
 
 

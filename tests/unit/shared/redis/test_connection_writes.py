@@ -9,7 +9,7 @@ import pytest
 
 from shared.core.errors import StoreUnavailable
 from shared.redis import connection as module
-from shared.redis.connection import Connection
+from shared.redis.connection import RedisConnection
 from tests.waiting import until
 
 
@@ -47,8 +47,8 @@ async def transport() -> Transport:
 
 
 @pytest.fixture
-async def connection(transport: Transport) -> Connection:
-    made = Connection()
+async def connection(transport: Transport) -> RedisConnection:
+    made = RedisConnection()
     made.connection_made(transport)  # type: ignore[arg-type] # as much of one as is used
     return made
 
@@ -57,7 +57,7 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_what_is_asked_in_one_turn_leaves_together(connection: Connection, transport: Transport) -> None:
+async def test_what_is_asked_in_one_turn_leaves_together(connection: RedisConnection, transport: Transport) -> None:
     connection.ask("A")
     connection.ask("B")
     assert transport.names() == []
@@ -65,7 +65,7 @@ async def test_what_is_asked_in_one_turn_leaves_together(connection: Connection,
     assert transport.names() == ["AB"]
 
 
-async def test_what_comes_before_the_answer_leaves_with_it(connection: Connection, transport: Transport) -> None:
+async def test_what_comes_before_the_answer_leaves_with_it(connection: RedisConnection, transport: Transport) -> None:
     connection.ask("A")
     connection.ask("B")
     await turn()
@@ -80,7 +80,7 @@ async def test_what_comes_before_the_answer_leaves_with_it(connection: Connectio
     assert transport.names() == ["AB", "CDE"]
 
 
-async def test_who_is_answered_asks_on_in_the_same_write(connection: Connection, transport: Transport) -> None:
+async def test_who_is_answered_asks_on_in_the_same_write(connection: RedisConnection, transport: Transport) -> None:
     async def asker() -> None:
         await connection.ask("A")
         await connection.ask("Z")
@@ -98,7 +98,7 @@ async def test_who_is_answered_asks_on_in_the_same_write(connection: Connection,
 
 
 async def test_an_answer_that_takes_long_holds_nothing_up(
-    connection: Connection, transport: Transport, monkeypatch: pytest.MonkeyPatch
+    connection: RedisConnection, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_HELD_AT_MOST_S", 0.001)
     connection.ask("A")
@@ -112,7 +112,7 @@ async def test_an_answer_that_takes_long_holds_nothing_up(
     assert transport.names() == ["A", "B", "C"]
 
 
-async def test_what_is_held_fails_with_the_connection(connection: Connection, transport: Transport) -> None:
+async def test_what_is_held_fails_with_the_connection(connection: RedisConnection, transport: Transport) -> None:
     connection.ask("A")
     await turn()
     held: asyncio.Future[Any] = connection.ask("B")
@@ -125,11 +125,11 @@ async def test_what_is_held_fails_with_the_connection(connection: Connection, tr
 
 async def test_pushes_answer_nothing(transport: Transport) -> None:
     pushed: list[Any] = []
-    connection = Connection(pushed.append)
+    connection = RedisConnection(pushed.append)
     connection.connection_made(transport)  # type: ignore[arg-type] # as above
-    connection.tell("SUBSCRIBE", "x")
+    connection.send("SUBSCRIBE", "x")
     await turn()
-    connection.tell("PING")
+    connection.send("PING")
     await turn()
     assert transport.names() == ["SUBSCRIBE", "PING"]
     connection.data_received(b"+PONG\r\n")
