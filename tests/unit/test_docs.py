@@ -1,4 +1,4 @@
-"""The documents say what the code does: names, defaults, codes, paths and links are compared with it."""
+"""The documents match the code: names, defaults, codes, paths, links, rooms and tests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SECURITY: Final = text_of("docs/security.md")
 
 
 def section(text: str, heading: str) -> str:
-    """From a heading (its start is enough) to the next of its level or above."""
+    """Return a section: from a heading, or the start of one, to the next heading of its level or above."""
     level = len(heading) - len(heading.lstrip("#"))
     match = re.search(rf"^{re.escape(heading)}.*?(?=^#{{1,{level}}} |\Z)", text, re.MULTILINE | re.DOTALL)
     assert match is not None, f"there is no section {heading!r}"
@@ -63,14 +63,14 @@ def section(text: str, heading: str) -> str:
 
 
 def rows(text: str) -> Iterator[list[str]]:
-    """The cells of all table rows; `\\|` is no border."""
+    """Yield the cells of each table row; `\\|` does not end a cell."""
     for line in text.splitlines():
         if line.startswith("| "):
             yield [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
 def words_in_code(text: str) -> set[str]:
-    """Every `code` of a text, and every word of each."""
+    """Return every code span of a text, and every word in each of them."""
     spans = CODE.findall(text)
     return set(spans) | {word for span in spans for word in re.findall(r"[\w/-]+", span)}
 
@@ -130,7 +130,7 @@ def test_check_takes_the_flags_of_serve() -> None:
 
 
 def test_flags_in_the_readme_exist() -> None:
-    """Outside of command lines, which `test_deploy.py` checks, and of vLLM's own."""
+    """Check the prose only: `test_deploy.py` checks command lines, and some of those are vLLM's."""
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     known = set().union(*(options_of(name) for name in COMMANDS)) | {"--help"}
     assert set(FLAG.findall(prose)) <= known
@@ -161,7 +161,7 @@ def test_signals() -> None:
 
 def a_view() -> View:
     upstream = UpstreamStatus("http://a", "up", 0, 0)
-    told = Status(
+    reported = Status(
         in_flight=0,
         in_flight_bytes=0,
         loop_lag_ms_p99=0.0,
@@ -171,7 +171,7 @@ def a_view() -> View:
         upstreams=(upstream,),
         counters=Counters().snapshot(),
     )
-    slot = SlotView(0, "ready", None, 0, 1, 0.0, Usage(), told, 0)
+    slot = SlotView(0, "ready", None, 0, 1, 0.0, Usage(), reported, 0)
     return View(
         url="http://b",
         version="0",
@@ -217,7 +217,7 @@ def test_admin_paths_are_documented_and_none_is_invented() -> None:
 
 
 def struct_fields(kind: type) -> Iterator[str]:
-    """Of the struct, the optional struct or the list of structs, and of those in it; none of anything else."""
+    """Yield the field names of a struct, an optional struct or a list of structs, and of the structs in it."""
     for struct in (kind, *get_args(kind)):
         if isinstance(struct, type) and issubclass(struct, msgspec.Struct):
             for field in msgspec.structs.fields(struct):
@@ -231,12 +231,12 @@ def test_fields_of_the_bench_report_are_documented() -> None:
 
 def test_each_row_of_the_bench_report_names_the_fields_of_that_part_and_no_others() -> None:
     table = list(rows(section(INTERFACE, "### The report (JSON)")))[1:]
-    told = {name: set(CODE.findall(cells[1])) for cells in table for name in CODE.findall(cells[0])}
+    documented = {name: set(CODE.findall(cells[1])) for cells in table for name in CODE.findall(cells[0])}
     fields = msgspec.structs.fields(Report)
-    assert set(told) == {field.name for field in fields}
+    assert set(documented) == {field.name for field in fields}
     for field in fields:
-        flags = {name for name in told[field.name] if name.startswith("--")}
-        assert told[field.name] - flags == set(struct_fields(field.type)), field.name
+        flags = {name for name in documented[field.name] if name.startswith("--")}
+        assert documented[field.name] - flags == set(struct_fields(field.type)), field.name
 
 
 # -- the wire ---------------------------------------------------------------------------------------------------
@@ -377,3 +377,12 @@ def test_rooms_and_what_they_may_import_are_documented() -> None:
 def test_a_sample_travels_through_few_files() -> None:
     way = section(ARCHITECTURE, "## How one sample travels")
     assert len(set(re.findall(r"`((?:workers|shared)/[\w/]+\.py)`", way))) <= 28
+
+
+@pytest.mark.parametrize("heading", ["## Where to find it", "## How one sample travels"])
+def test_names_are_in_a_file_that_is_named_beside_them(heading: str) -> None:
+    for part in re.split(r"\n(?=\| |\d+\. )", section(ARCHITECTURE, heading)):
+        spans = CODE.findall(part)
+        code = "".join(text_of(span) for span in spans if span.endswith(".py"))
+        missing = [span for span in spans if span.isidentifier() and not re.search(rf"\b{span}\b", code)]
+        assert not missing, part
