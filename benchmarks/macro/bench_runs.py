@@ -1,4 +1,4 @@
-"""LiveSample `gateway bench` for the rows, and telling what came of it."""
+"""Run `gateway bench` for the rows, and write the results as tables."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ _TIMEOUT_S = 1_200.0
 def run_rows(
     rows: Sequence[Row], rounds: int, *, quick: bool, say: Callable[[str], None]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and reports, one per row and round; the rows take turns. Raises `WrongResult` for a wrong one."""
+    """Yield a name and a report per row and round; the rows take turns. Raises `WrongResult` if a run fails."""
     for number in range(rounds):
         for row in rows:
             report = run_row(row.quick() if quick else row)
-            say(f"round {number + 1}, {row.name}: {told(report)}")
+            say(f"round {number + 1}, {row.name}: {headline(report)}")
             yield row.name, report
 
 
-def run_row(row: Row) -> dict[str, Any]:
+def run_row(row: Row, checkout: Path | None = None) -> dict[str, Any]:
+    """Return the report of one run, by the gateway of `checkout` and its own `.venv` (None: this one)."""
+    python = sys.executable if checkout is None else str(checkout / ".venv" / "bin" / "python")
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "report.json"
-        command = [sys.executable, "-m", "gateway", "bench", *row.arguments(), "--json", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        command = [python, "-m", "gateway", "bench", *row.arguments(), "--json", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, cwd=checkout)
         if done.returncode != 0:
             shown = f"gateway bench {' '.join(row.arguments())}"
             raise WrongResult(f"{shown}\nended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
@@ -44,16 +46,16 @@ def run_row(row: Row) -> dict[str, Any]:
         return report
 
 
-def told(report: dict[str, Any]) -> str:
+def headline(report: dict[str, Any]) -> str:
     gateway = report["gateway"]
     return (
         f"{report['samples']['completed']:,} right, {gateway['cpu_ms_per_sample']:.3f} ms of worker CPU each, "
-        f"{report['samples_per_second']:,.0f} a second"
+        f"{report['samples_per_second']:,.0f} per second"
     )
 
 
 def targets_table(targets: Sequence[Target], reports: Reports) -> str:
-    """Only those whose row was run."""
+    """Write the verdict on each target whose row was run."""
     verdicts = [judge(target, reports) for target in targets if reports.get(target.row)]
     return markdown(("what", "target", "least", "median", "met"), [_verdict_row(verdict) for verdict in verdicts])
 
@@ -75,7 +77,7 @@ def _shown(value: float | None, unit: str) -> str:
 
 
 def details_table(reports: Reports) -> str:
-    """The other figures of each run with the least CPU."""
+    """Write the other figures of each row's run with the least CPU."""
     header = ("run", "CPU of workers", "client", "Redis", "commands", "largest worker", "healthz p99", "samples/s")
     return markdown(header, [_details_row(name, best(found)) for name, found in reports.items() if found])
 

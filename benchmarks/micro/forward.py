@@ -27,7 +27,7 @@ from workers.upstream.forwarder import Forwarder
 from workers.upstream.upstream import Upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 IN_FLIGHT = (64, 512, 4_096, 16_384)
 QUICK_IN_FLIGHT = (16,)
@@ -111,14 +111,15 @@ def require_result(reply: bytes) -> None:
         raise WrongResult(f"the upstream's reply ends with {reply[-40:]!r}")
 
 
-async def forward(plan: Plan) -> Findings:
+async def forward(plan: Plan, numbers: Sequence[int] = ()) -> Findings:
+    """Measure exchanges with each of `numbers` in flight; by default, those of the published table."""
     raise_fd_limit()
     found = Findings()
     upstream = SimulatedUpstream(Scenario(vllm_mode="instant", gen_seconds=0.0))
     await upstream.start()
     try:
         await _require_right(upstream.url)
-        for in_flight in QUICK_IN_FLIGHT if plan.quick else IN_FLIGHT:
+        for in_flight in numbers or (QUICK_IN_FLIGHT if plan.quick else IN_FLIGHT):
             found.figures += await measure(forward_case(upstream.url, in_flight, plan), plan.rounds)
     finally:
         await upstream.stop()

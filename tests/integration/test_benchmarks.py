@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import fairness, load_process, outstanding, run, upstream_list
+from benchmarks import fairness, libraries, load_process, outstanding, pairs, run, upstream_list
 from benchmarks.macro import bench_runs
 from benchmarks.macro.rows import Row
 from benchmarks.micro import forward, serving, store
@@ -15,8 +16,6 @@ from benchmarks.turns import Plan, WrongResult
 from workers.api.app import PublicApp
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from starlette.types import Receive, Scope, Send
 
 ONCE = Plan(rounds=1, quick=True)
@@ -83,6 +82,24 @@ def test_a_run_of_gateway_bench_and_one_that_fails() -> None:
         bench_runs.run_row(Row("impossible", concurrency=4, samples=8, workers=0))
 
 
+def test_two_checkouts_are_compared_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both are this one; the ratio of so few samples says nothing."""
+    here = str(Path(__file__).parents[2])
+    assert pairs.main([here, here, "--pairs", "2", "--samples", "400", "--concurrency", "16"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\n| ") == 4  # header, rule and a row per pair
+    assert "2 pairs. after / before: median" in shown
+    assert pairs.main([here, "/no/such/checkout", "--pairs", "1", "--samples", "8", "--concurrency", "4"]) == 1
+
+
+def test_all_steps_of_a_sample_are_measured_beside_the_libraries(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("redis")
+    assert libraries.main(["--rounds", "1", "--quick"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"| {step.name} " in shown for step in libraries.STEPS)
+    assert shown.count("| total ") == 2
+
+
 def test_samples_are_held_until_all_are_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
     assert outstanding.main(["--samples", "8", "--workers", "1", "--client-processes", "1", "--session-poll"]) == 0
     assert "8 in flight after" in capsys.readouterr().out
@@ -103,10 +120,10 @@ def test_what_was_measured_before_is_kept_and_shown(tmp_path: Path, capsys: pyte
         assert run.main(["--only", name, "--quick", "--rounds", "1", "--out", str(path)]) == 0
     capsys.readouterr()
     assert run.main(["--show", str(path)]) == 0
-    told = capsys.readouterr().out
-    assert told.count("| encode 64 tokens ") == 3  # a line for each way
-    assert "request of 128 prompt tokens" in told
-    assert "a quick run" in told
+    shown = capsys.readouterr().out
+    assert shown.count("| encode 64 tokens ") == 3  # a line for each way
+    assert "request of 128 prompt tokens" in shown
+    assert "a quick run" in shown
 
 
 def test_changes_of_the_list_of_upstreams_are_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_the_tables_tell_only_what_was_run() -> None:
     assert [line.split("|")[1].strip() for line in told[2:]] == ["small, 512 in flight", "worker memory, 512 in flight"]
     assert told[2].split("|")[-2].strip() == "yes"
     assert "0.39 ms" in bench_runs.details_table(found)
-    assert "750 a second" in bench_runs.told(report())
+    assert "750 per second" in bench_runs.headline(report())
 
 
 def test_names_choose_what_is_run() -> None:
