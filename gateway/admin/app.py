@@ -14,7 +14,6 @@ from starlette.routing import Route
 
 from gateway.admin.guard import Guard
 from gateway.admin.metrics import exposition
-from gateway.admin.openapi import document
 from gateway.admin.page import json_response, page_routes
 from gateway.admin.report import readiness, status
 from gateway.admin.upstreams import UpstreamsEndpoint
@@ -51,6 +50,8 @@ class Endpoints:
         return Response(exposition(self._controls.view()), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def openapi(self, request: Request) -> Response:
+        from gateway.admin.openapi import document  # late: the codecs of the wire cost a start memory and time
+
         return json_response(document(self._controls.view().version))
 
     async def restart(self, request: Request) -> Response:

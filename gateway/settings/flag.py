@@ -24,8 +24,8 @@ class Flag:
     name: str
     parse: Callable[[str], Any]
     metavar: str
-    default: str
     help: str
+    default: str = "none"
     repeatable: bool = False
     is_switch: bool = False
 
@@ -40,7 +40,7 @@ class Flag:
 
 def switch(section: str, name: str, help_: str, default: str = "off") -> Flag:
     """Return a flag that is either on (`--NAME`) or off (`--no-NAME`)."""
-    return Flag(section, name, quantities.switch, "", default, help_, is_switch=True)
+    return Flag(section, name, quantities.switch, "", help_, default, is_switch=True)
 
 
 def text(given: str) -> str:

@@ -15,7 +15,7 @@ import orjson
 
 from shared.core.errors import BadRequest
 from shared.core.model import CLONE_SPAN
-from shared.wire.sdk.sample import SampleCall, decode_sample, require_name
+from shared.wire.sdk.sample import SampleCall, _Sample, decode_sample, require_name
 from shared.wire.strict_json import decode
 
 if TYPE_CHECKING:
@@ -116,6 +116,17 @@ _readers: Final[dict[type, Any]] = {
         _CancelFuture,
         _RetrieveFutures,
     )
+}
+# path -> what its body is read into. The OpenAPI document is made from these.
+BODIES: Final[dict[str, type[msgspec.Struct]]] = {
+    "/asample": _Sample,
+    "/retrieve_future": _RetrieveFuture,
+    "/retrieve_futures": _RetrieveFutures,
+    "/session_heartbeat": Heartbeat,
+    "/create_session": CreateSession,
+    "/create_sampling_session": CreateSamplingSession,
+    "/join_sampling_session": Join,
+    "/cancel_future": _CancelFuture,
 }
 _any_decoder: Final = msgspec.json.Decoder()
 _plain_retrieve: Final = msgspec.json.Decoder(RetrieveFuture)
