@@ -143,7 +143,7 @@ class Way:
         self._dispatcher = dispatcher = bench.dispatcher
         dispatcher._store = dispatcher._settler._store = store
         dispatcher._executor = Executor(
-            bench.pool, bench.adapters, forwarder, bench.counters, clock, retry.Policy(), lambda: 0.5
+            bench.pool, bench.adapters, forwarder, store, bench.counters, clock, retry.Policy(), lambda: 0.5
         )
         _bypass_the_wire(self._spec, reply)
 
@@ -158,7 +158,7 @@ class Way:
         record = await results._await_record(parts, request, of.key(number))
         assert record is not None
         assert len(record.payload)  # type: ignore[union-attr] # nothing wakes it but its record
-        parts.unfetched.handed_over(of.key(number))
+        parts.unfetched.take(of.key(number))
 
     async def run(self, samples: int, in_flight: int) -> None:
         numbers = iter(range(samples))
