@@ -57,7 +57,7 @@ def spec(tokens: Sequence[int] = (10, 11, 12), n: int = 1, **more: Any) -> Sampl
 
 
 def openai_of(pool: UpstreamPool, clock: Clock) -> OpenAiProxy:
-    """OpenAiProxy that nobody asks anything."""
+    """Make a proxy that nobody uses."""
     return OpenAiProxy(pool, None, Counters(), clock, 60.0, lambda: 0.5)  # type: ignore[arg-type]
 
 
