@@ -1,4 +1,4 @@
-"""A real cluster for tests: a few server processes that know each other, every slot owned."""
+"""A real cluster for tests: a few server processes that know each other and own every slot."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from shared.redis.cluster import SLOTS, slot_of
 from tests.ports import free_port
 from tests.redis_server import RedisServer
 
-# A node that does not run for this long is taken for dead: it must outlast what a busy machine does to one.
+# A node that is silent for this long counts as dead; it must be longer than the pauses of a busy machine.
 _NODE_TIMEOUT_MS: Final = 2500
 
 
 class RedisCluster:
-    """`masters` own a like share of the slots each; `replicas[i]`, if wanted, follows `masters[i]`."""
+    """A cluster whose `masters` own equal shares of the slots; `replicas[i]`, if any, follows `masters[i]`."""
 
     def __init__(self, masters: int = 3, *, replicated: bool = False) -> None:
         self.masters: list[RedisServer] = []
@@ -37,11 +37,11 @@ class RedisCluster:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.masters)
 
     def master_of(self, key: str) -> RedisServer:
-        """By the shares that the masters began with."""
+        """Return the first owner of a key, by the shares that the masters began with."""
         return self.masters[slot_of(key) * len(self.masters) // SLOTS]
 
     def command(self, *words: str) -> bytes:
-        """The raw reply of the key's master; FLUSHALL goes to all."""
+        """Return the raw reply of the key's master; FLUSHALL goes to all."""
         if words[0] == "FLUSHALL":
             for node in self.masters:
                 assert node.command(*words) == b"+OK\r\n"
@@ -49,7 +49,7 @@ class RedisCluster:
         return self.master_of(words[1]).command(*words)
 
     def wait_until_whole(self) -> None:
-        """Every node that runs agrees that all slots are served."""
+        """Wait until every running node reports that all slots are served."""
         for node in self.nodes:
             if node.running:
                 node.comes_to_say(b"cluster_state:ok", "CLUSTER", "INFO")
@@ -86,7 +86,7 @@ def _node() -> RedisServer:
         "--cluster-enabled": "yes",
         "--cluster-port": str(free_port()),
         "--cluster-node-timeout": str(_NODE_TIMEOUT_MS),
-        # One shard that is away must not take the others with it.
+        # One shard that is down must not take the others with it.
         "--cluster-require-full-coverage": "no",
         "--cluster-replica-validity-factor": "0",
         "--repl-diskless-sync-delay": "0",

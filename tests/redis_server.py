@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SHM = "/dev/shm"
-# Containers often have 64 MiB of it; a test's Redis may save a few hundred.
+# Containers often have only 64 MiB of shared memory; a test's Redis may save a few hundred.
 _ROOM_BYTES = 2 * 1024**3
 
 
 class RedisServer:
-    """Started by the constructor. `restart` keeps the address; with `keep_data` it saves before it stops.
+    """A server that the constructor starts. `restart` keeps the address; with `keep_data` it saves before it stops.
 
     Without `save` what it keeps is what it saved last: an older state is back.
     """
@@ -59,13 +59,13 @@ class RedisServer:
         self._process.wait()
 
     def command(self, *words: str) -> bytes:
-        """The raw reply to one command; for what a test does behind the store's back."""
+        """Return the raw reply to one command, for what a test does without the store."""
         with self._connect() as client:
             client.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words))
             return _whole_reply(client)
 
     def comes_to_say(self, expected: bytes, *words: str) -> None:
-        """Wait until the reply to a command has it."""
+        """Wait until the reply to a command contains the expected bytes."""
         eventually(lambda: self.command(*words), f"{expected!r} in {words}", until=lambda reply: expected in reply)
 
     def restart(self, *, keep_data: bool = False, save: bool = True) -> None:
@@ -123,7 +123,7 @@ def running_redis() -> Iterator[RedisServer]:
 
 
 def _whole_reply(client: socket.socket) -> bytes:
-    """As it came; the server may send it in pieces."""
+    """Read a whole reply, which may come in pieces."""
     reader, data = hiredis.Reader(), b""
     while reader.gets() is False:
         piece = client.recv(65536)
@@ -135,6 +135,6 @@ def _whole_reply(client: socket.socket) -> bytes:
 
 
 def _in_memory() -> str | None:
-    """Sentinels and cluster nodes wait for their disk whenever they learn something, and look dead meanwhile."""
+    """Return a folder in memory: sentinels and cluster nodes write to disk at every change, and look dead meanwhile."""
     usable = os.access(_SHM, os.W_OK) and shutil.disk_usage(_SHM).free > _ROOM_BYTES
     return _SHM if usable else None

@@ -36,7 +36,7 @@ class Roll(NamedTuple):
 
 
 class RollCall:
-    """One worker's view of the others. Times are monotonic seconds."""
+    """Track the other workers from the view of one. Times are monotonic seconds."""
 
     def __init__(self, owner: str, lease_s: float) -> None:
         self._owner = owner

@@ -70,7 +70,7 @@ _LEAST_PAUSE_S: Final = 0.05
 
 
 class Shard:
-    """One node: `commands`, `bulk` for commands with large values, and `subscriptions` to the channels of its slots."""
+    """A node with `commands`, `bulk` for those with large values, and `subscriptions` to the channels of its slots."""
 
     def __init__(
         self,

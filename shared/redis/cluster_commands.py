@@ -29,25 +29,11 @@ class ClusterCommands:
 
     async def call(self, *arguments: Argument) -> Any:
         """Return the reply. Raises `StoreError`."""
-        try:
-            return await self._node_of(str(arguments[1])).call(*arguments)
-        except Redirected as redirected:
-            return await self._follow(redirected, lambda node, asking: node.call(*arguments, asking=asking))
-        except StoreUnavailable:
-            self._shards.refresh_soon()
-            raise
+        return await self._send(str(arguments[1]), lambda node, asking: node.call(*arguments, asking=asking))
 
     async def run(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Any:
         """Return the script's reply. All `keys` must be of one slot. Raises `StoreError`."""
-        try:
-            return await self._node_of(keys[0]).run(script, keys, *arguments)
-        except Redirected as redirected:
-            return await self._follow(
-                redirected, lambda node, asking: node.run(script, keys, *arguments, asking=asking)
-            )
-        except StoreUnavailable:
-            self._shards.refresh_soon()
-            raise
+        return await self._send(keys[0], lambda node, asking: node.run(script, keys, *arguments, asking=asking))
 
     def post(self, *arguments: Argument) -> None:
         """Send without waiting for the reply; do nothing if the key's node is down."""
@@ -63,12 +49,18 @@ class ClusterCommands:
         except StoreUnavailable:
             self._shards.refresh_soon()
 
-    async def _follow(self, redirected: Redirected, send: Callable[[Commands, bool], Awaitable[Any]]) -> Any:
-        for _ in range(_REDIRECTIONS):
-            try:
-                return await send(self._commands_of(self._shards.follow(redirected)), redirected.asking)
-            except Redirected as again:
-                redirected = again
+    async def _send(self, key: str, send: Callable[[Commands, bool], Awaitable[Any]]) -> Any:
+        """Send to the owner of the key, and to each node that a redirection names."""
+        try:
+            node, asking = self._node_of(key), False
+            for _ in range(1 + _REDIRECTIONS):
+                try:
+                    return await send(node, asking)
+                except Redirected as redirected:
+                    node, asking = self._commands_of(self._shards.follow(redirected)), redirected.asking
+        except StoreUnavailable:
+            self._shards.refresh_soon()
+            raise
         raise StoreUnavailable("the cluster redirects this key again and again", maybe_done=False)
 
     def _node_of(self, key: str) -> Commands:

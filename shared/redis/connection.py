@@ -79,7 +79,7 @@ _NO_REPLY: Final = object()
 
 
 class RedisConnection(asyncio.Protocol):
-    """One connection. `on_push` gets replies that no command waits for; `lost` gets the reason for its end."""
+    """A connection. `on_push` gets replies that no command waits for; `lost` gets the reason for its end."""
 
     def __init__(self, on_push: Callable[[Any], None] | None = None) -> None:
         self._loop = asyncio.get_running_loop()

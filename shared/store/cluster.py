@@ -110,7 +110,7 @@ class ClusterStore(AnyServerStore):
             record = pack(State.PENDING, claim)
             found = await self._commands.run(self._begin_record, [self._keys.sample(key)], record)
         except StoreError as error:
-            if added and not _maybe_done(error):
+            if added and not (isinstance(error, StoreUnavailable) and error.maybe_done):
                 self._commands.post("SREM", *entry)
             raise
         if not found:
@@ -226,10 +226,6 @@ class ClusterStore(AnyServerStore):
             received_bytes=sum(info.received_bytes for info in infos),
             sent_bytes=sum(info.sent_bytes for info in infos),
         )
-
-
-def _maybe_done(error: StoreError) -> bool:
-    return isinstance(error, StoreUnavailable) and error.maybe_done
 
 
 def _ended(found: Any) -> tuple[State, int] | None:

@@ -42,7 +42,7 @@ class Settled(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One entry of a completion log. `size_bytes` is the size of the payload; it is 0 unless the sample is READY."""
+    """An entry of a completion log. `size_bytes` is the size of the payload; it is 0 unless the sample is READY."""
 
     seq_id: int
     finished: bool

@@ -1,4 +1,4 @@
-"""Every store, under one suite: `make_store` makes one owner's store of the implementation under test."""
+"""One suite for every store: the fixture `bench` makes stores of several owners on one server of each kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Heard:
-    """A listener that keeps what it heard; `await heard.until(n)` waits for announcements or control messages."""
+    """A listener that keeps what it heard; `await heard.until(condition)` waits until that holds."""
 
     announced: list[tuple[str, int]] = field(default_factory=list)
     controls: list[bytes] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Bench:
         return MemoryStore(self.memory, transitions)
 
     async def ttl_s(self, name: str) -> float:
-        """What is left of a sample's record, in seconds, whichever clock keeps it; -1 for none at all."""
+        """Return the seconds left of a sample's record: -1 if it does not expire, -2 if there is none."""
         if self.redis is None:
             for key, stored in self.memory.samples.items():
                 if f"gw:s:{key.session_key}:{key.seq_id}" == name:
@@ -95,13 +95,13 @@ class Bench:
         return left_ms / 1000 if left_ms >= 0 else left_ms
 
     def lock_ttl_s(self, name: str) -> float:
-        """For how long a lock is held from now on."""
+        """Return for how much longer a lock is held."""
         if self.redis is None:
             return self.memory.locks[name][1] - self.clock.monotonic_s()
         return self._redis_ttl_s(f"gw:k:{name}")
 
     def let_lock_lapse(self, name: str) -> None:
-        """As if its holder had been silent for as long as it took the lock for."""
+        """End a lock, as if its time had passed."""
         if self.redis is None:
             del self.memory.locks[name]
         else:

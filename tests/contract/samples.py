@@ -1,4 +1,4 @@
-"""Samples as the contract suite brings them into every state."""
+"""Bring samples into every state, for the contract suite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIGEST = bytes(range(16))
 KEY = SampleKey("session", 1)
 NOW_MS = 1_700_000_000_000
 TTL_S = 3600.0
-# seq_ids that a double rounds, or that a Lua number cannot hold.
+# seq_ids that a double would round or a Lua number cannot hold.
 HUGE = [2**53 + 1, 680384511000000001, 2**63 - 1]
 ENDINGS = sorted(SETTLING, key=lambda state: state.name)
 
@@ -37,7 +37,7 @@ async def state_of(store: Store, key: SampleKey) -> State:
 
 
 async def bring_to(store: Store, key: SampleKey, state: State) -> None:
-    """A sample of ALICE's in this state."""
+    """Bring a sample of ALICE into this state."""
     if state is State.GONE:
         return
     assert await store.begin(key, claim()) is None

@@ -1,4 +1,4 @@
-"""What the store's contract says, as plain data without I/O: the stateful test holds stores against it."""
+"""The store's contract as plain data without I/O; the stateful test compares stores with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LogName = tuple[str, int]
 
 @dataclass
 class Sample:
-    """One life of a sample: after it has expired, or was wiped, the next one is another."""
+    """One life of a sample, which ends when the sample expires or is wiped."""
 
     header: Header
     life: int
@@ -51,9 +51,9 @@ class Model:
     logs: dict[LogName, Log] = field(default_factory=dict)
     leases: dict[str, float] = field(default_factory=dict)
     instances: set[str] = field(default_factory=set)
-    # How often a sample of a log was accepted since the log began: it must end up there as often.
+    # The seq_ids accepted for each log since it began: each must be logged as often as it is here.
     accepted: defaultdict[LogName, list[int]] = field(default_factory=lambda: defaultdict(list))
-    # Holds what an owner runs, and entries that a crash between two steps left behind.
+    # The samples that an owner runs, and entries that a crash between two steps left behind.
     open_sets: defaultdict[str, set[SampleKey]] = field(default_factory=lambda: defaultdict(set))
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -69,7 +69,7 @@ class Model:
             del self.leases[owner]
 
     def _forget_ended(self, name: LogName) -> None:
-        """The log is gone with what it told; those that still run will be told in the next one."""
+        """Drop what an expired log reported; samples that still run will be in the next log."""
         running = {key.seq_id for key in self.pending() if (key.session_key, key.clone_id) == name}
         self.accepted[name] = [seq_id for seq_id in set(self.accepted[name]) if seq_id in running]
 
@@ -179,7 +179,7 @@ class Model:
         return self.instances - self.leases.keys()
 
     def reaped(self, owner: str, keys: Sequence[SampleKey], left: set[SampleKey], *, ttl_s: float, now_ms: int) -> None:
-        """The store says that it ended these, in this order, and has yet to look at `left`."""
+        """Take over that the store ended these samples, in this order, and has not looked at `left` yet."""
         assert set(keys) <= self.pending(owner), f"{owner} does not run all of {keys}"
         assert left <= self.open_sets[owner]
         for key in keys:

@@ -1,4 +1,4 @@
-"""Servers of either kind as the stateful test breaks them from behind: wiped, looked into, moved on in time."""
+"""Servers of both kinds, which the stateful test wipes, inspects and moves forward in time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shared.store.contract import Store
     from tests.redis_server import RedisServer
 
-# A jump of the clock, as a server sees it that has just been asleep for so long.
+# A jump of the clock, like that of a server that was asleep.
 _JUMP: Final = """
 for _, key in ipairs(redis.call('KEYS', '*')) do
   local left_ms = redis.call('PTTL', key)
@@ -42,7 +42,7 @@ _NAMES: Final = Keys("gw")
 
 @dataclass
 class Peek:
-    """What lies in a server, seen from behind. `left_s`: None for a record that does not expire."""
+    """The contents of a server. `left_s` is None for a record that does not expire."""
 
     left_s: dict[SampleKey, float | None]
     open_sets: dict[str, set[SampleKey]]
@@ -58,7 +58,7 @@ class World(Protocol):
     def peek(self, owners: Iterable[str]) -> Peek: ...
 
     def enter_open_set(self, owner: str, key: SampleKey) -> None:
-        """What a worker leaves that dies between the two steps of a begin, where they are two."""
+        """Leave the entry of a worker that died between the two steps of a begin."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What `shared/store/contract.py` promises of samples, held against every implementation."""
+"""The promises of `shared/store/contract.py` about samples, tested on every implementation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_a_sample_begins_once(bench: Bench) -> None:
 
 
 async def test_of_two_owners_the_first_one_wins(bench: Bench) -> None:
-    """A6: the second worker learns whose it is, and what was asked first."""
+    """A6: the second worker learns who owns the sample, and the first request."""
     alice, bob = await bench.store(ALICE), await bench.store(BOB)
     assert await alice.begin(KEY, claim(ALICE)) is None
     assert await bob.begin(KEY, claim(BOB, digest=bytes(16))) == Header(State.PENDING, claim(ALICE))
@@ -61,7 +61,7 @@ async def test_a_settled_sample_is_not_begun_again(bench: Bench, state: State) -
 
 
 async def test_a_pending_sample_has_no_time_to_live(bench: Bench) -> None:
-    """Invariant 5: it never expires while its owner lives."""
+    """Invariant 5: a PENDING sample never expires while its owner lives."""
     store = await bench.store(ALICE)
     await store.begin(KEY, claim())
     assert await bench.ttl_s("gw:s:session:1") == -1
@@ -73,7 +73,7 @@ async def test_a_store_without_a_memory_limit_tells_none(bench: Bench) -> None:
 
 
 async def test_a_pending_sample_tells_that_it_waits(bench: Bench) -> None:
-    """D8: a poll at another worker says so too; only the owner may say it, and an ending forgets it."""
+    """D8: a poll at another worker sees it too; only the owner may note it, and settling removes it."""
     store = await bench.store(ALICE)
     await store.begin(KEY, claim())
     store.mark_paused(KEY, claim(BOB), paused=True)
@@ -149,7 +149,7 @@ async def test_settling_again_is_safe_and_logged_once(bench: Bench) -> None:
 
 
 async def test_a_wiped_store_takes_the_result_all_the_same(bench: Bench) -> None:
-    """C3: what was in flight when Redis was restarted empty is delivered, and its worker hears of the loss."""
+    """C3: a sample in flight when Redis restarted empty is delivered, and its worker learns of the loss."""
     store = await bench.store(ALICE)
     assert await settle(store, KEY, claim()) is Settled.RESTORED
     assert await state_of(store, KEY) is State.READY
@@ -157,7 +157,7 @@ async def test_a_wiped_store_takes_the_result_all_the_same(bench: Bench) -> None
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 256 * 1024 - 41, 256 * 1024 - 40, 256 * 1024, 3_000_000])
 async def test_payloads_of_every_size_come_back(bench: Bench, size_bytes: int) -> None:
-    """Around the size at which a value moves to the connection for large ones, too."""
+    """Including sizes around the one from which a value uses the second connection."""
     store = await bench.store(ALICE)
     payload = (b"0123456789abcdef" * (size_bytes // 16 + 1))[:size_bytes]
     await store.begin(KEY, claim())
@@ -198,7 +198,7 @@ async def test_an_acknowledgement_shortens_what_is_left(bench: Bench) -> None:
 
 
 async def test_an_acknowledgement_that_comes_first_leaves_the_hand_over_to_be_counted(bench: Bench) -> None:
-    """The client confirms at one worker before another has counted what it handed over: both counts are right."""
+    """One worker gets the acknowledgement before another has counted its hand-over: both counts are right."""
     store = await bench.store(ALICE)
     await bring_to(store, KEY, State.READY)
     assert await store.acknowledge([KEY], ttl_s=30) == 1

@@ -1,4 +1,4 @@
-"""What `shared/store/contract.py` promises of sessions, owners and what workers agree on, held against every store."""
+"""The promises of `shared/store/contract.py` about sessions, owners and shared settings, tested on every store."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_lease_can_be_looked_at_without_taking_it(bench: Bench) -> None:
 
 
 async def test_a_refill_lasts_as_long_as_the_longest_of_its_windows(bench: Bench) -> None:
-    """Each owner may shorten its own."""
+    """An owner may shorten its own window."""
     alice, bob = await bench.store(ALICE), await bench.store(BOB)
     assert await bob.refill_left_s() == 0
     await alice.note_refill(ALICE, window_s=1000)
@@ -111,7 +111,7 @@ async def test_an_owner_that_leaves_samples_behind_is_found(bench: Bench) -> Non
 
 
 async def test_reaping_ends_only_what_the_owner_still_runs(bench: Bench) -> None:
-    """A stale entry of the open set must not end a sample that is settled, or somebody else's."""
+    """A stale entry of the open set must not end a sample that is settled or belongs to another owner."""
     alice, bob = await bench.store(ALICE), await bench.store(BOB)
     await complete(alice, 1)
     await bring_to(alice, SampleKey("session", 2), State.PENDING)
@@ -123,7 +123,7 @@ async def test_reaping_ends_only_what_the_owner_still_runs(bench: Bench) -> None
 
 
 async def test_the_reaped_are_logged_and_expire(bench: Bench) -> None:
-    """Invariant 6: pollers learn that they are lost, and submit again."""
+    """Invariant 6: pollers learn that the samples are lost, and submit them again."""
     store = await bench.store(ALICE)
     await store.begin(KEY, claim())
     await store.reap(ALICE, ttl_s=TTL_S, now_ms=NOW_MS)
@@ -181,7 +181,7 @@ async def test_fifty_lists_race_and_the_latest_wins(bench: Bench) -> None:
 
 
 class _StandingClock(SystemClock):
-    """Two hosts whose clocks show the same, or one that lags behind."""
+    """The clock of two hosts that show the same time, or of one that lags behind."""
 
     def wall_ms(self) -> int:
         return NOW_MS

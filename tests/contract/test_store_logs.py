@@ -1,4 +1,4 @@
-"""What `shared/store/contract.py` promises of completion logs and announcements, held against every implementation."""
+"""The promises of `shared/store/contract.py` about completion logs and announcements, tested on every store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_completions_come_in_order_and_each_once(bench: Bench) -> None:
 
 
 async def test_the_cursor_stands_still_when_nothing_is_new(bench: Bench) -> None:
-    """wire.md, rule 12: a cursor that moves makes an idle client spin."""
+    """wire.md, rule 12: a cursor that moves makes an idle client poll without pause."""
     store = await bench.store(ALICE)
     assert (await store.read_log("session", 0, 0, limit=10)).cursor == 0
     await complete(store, 1)
@@ -76,7 +76,7 @@ async def test_a_cursor_past_the_head_reads_from_the_start(bench: Bench) -> None
 
 
 async def test_a_log_that_began_anew_is_not_mistaken_for_the_old_one(bench: Bench) -> None:
-    """C7: after a wipe, or an hour of silence, the client's old cursor must hide nothing."""
+    """C7: after a wipe, or an hour without polls, the client's old cursor must hide no entry."""
     store = await bench.store(ALICE)
     await complete(store, 1, 2, 3)
     old = (await store.read_log("session", 0, 0, limit=10)).cursor
@@ -89,7 +89,7 @@ async def test_a_log_that_began_anew_is_not_mistaken_for_the_old_one(bench: Benc
 
 @pytest.mark.parametrize("seq_id", HUGE)
 async def test_large_seq_ids_are_not_rounded(bench: Bench, seq_id: int) -> None:
-    """A10, wire.md rule 13: neighbours stay apart, in the record, in the log, in the reaper."""
+    """A10, wire.md rule 13: neighbouring numbers stay apart in the record, the log and the reaper."""
     store = await bench.store(ALICE)
     neighbour = seq_id - 1
     await complete(store, seq_id)
@@ -117,7 +117,7 @@ async def test_clones_and_sessions_have_logs_of_their_own(bench: Bench) -> None:
 
 
 async def test_old_entries_are_trimmed_and_the_cursor_goes_on(bench: Bench) -> None:
-    """Bounded by time, not by what a client has read; the newest entry always stays."""
+    """Age alone decides what is trimmed, not what a client has read; the newest entry always stays."""
     store = await bench.store(ALICE)
     for seq_id in range(200):
         key = SampleKey("session", seq_id)
@@ -160,7 +160,7 @@ async def test_watches_are_counted(bench: Bench) -> None:
 
 
 async def test_the_payload_is_there_before_it_is_announced(bench: Bench) -> None:
-    """Invariant 3: whoever is woken finds the result."""
+    """Invariant 3: every poll that is woken finds the result."""
     heard = Heard()
     alice, bob = await bench.store(ALICE), await bench.store(BOB, heard)
     await bob.watch("session")

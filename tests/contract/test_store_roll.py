@@ -1,4 +1,4 @@
-"""The roll: who has told the server that is there now all that it runs."""
+"""The roll: which owners have entered everything they run on the present server."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from tests.contract.store_worlds import World
     from tests.redis_server import RedisServer
 
-# What is left of a life is never nearer to 0 than 10 s: all jumps are multiples of 20, the lives are not. So the few
-# seconds that a real server's clock goes on by itself decide nothing.
+# The time left of a record is never within 10 s of 0: all jumps are multiples of 20, the times to live are not. So the
+# few seconds by which a real server's clock advances do not matter.
 UNDELIVERED_S, RETRIEVED_S, ACKED_S, LEASE_S = 3610.0, 310.0, 30.0, 30.0
 TOLERANCE_S: Final = 9.0
 JUMPS_S: Final = (20, 20, 300, 3400, 4000)
 START_MS: Final = 1_700_000_000_000
-# Two sessions, two clones, and neighbours that a double does not tell apart.
+# Two sessions, two clones, and neighbouring numbers that a double cannot distinguish.
 KEYS: Final = [
     SampleKey("s", 0),
     SampleKey("s", 1),
@@ -51,13 +51,13 @@ LOGS: Final = sorted({(key.session_key, key.clone_id) for key in KEYS})
 ENDINGS: Final = sorted(SETTLING, key=lambda state: state.name)
 SLOTS: Final = ("alice", "bob")
 
-# CI runs the same examples every time; a run by hand looks at others, and prints what repeats a failure.
+# CI runs the same examples every time; a manual run tries others, and prints how to repeat a failure.
 settings.register_profile("stateful-ci", derandomize=True, print_blob=True)
 settings.register_profile("stateful", print_blob=True)
 EXAMPLES: Final = settings(
     settings.get_profile("stateful-ci" if os.environ.get("CI") else "stateful"),
     max_examples=150,
-    # Shrinking takes minutes; whoever has a failure to look at can afford Phase.shrink.
+    # Shrinking takes minutes; add Phase.shrink when there is a failure to study.
     phases=[Phase.generate],
     stateful_step_count=40,
     deadline=None,
@@ -68,16 +68,16 @@ keys = st.sampled_from(KEYS)
 some_keys = st.lists(keys, min_size=2, max_size=4, unique=True)
 slots = st.sampled_from(SLOTS)
 endings = st.sampled_from([State.READY, State.READY, *ENDINGS])
-# Whether the reply was lost, so that the caller does it again.
+# True if the reply was lost, so that the caller repeats the call.
 lost = st.booleans()
-# How many a burst completes: enough for a log to be trimmed.
+# The number of samples in a burst: enough to trim a log.
 BURST: Final = 33
 _REMEMBERED: Final = 3
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """What a client remembers, and where it stands in the log of that epoch."""
+    """A cursor that a client remembers, and its position in the log of that epoch."""
 
     value: int = 0
     epoch: int | None = None
@@ -85,7 +85,7 @@ class Cursor:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """`World` is the server; a slot holds the store of the instance that runs there now."""
+    """The rules. `World` is the server; a slot holds the store of the instance that runs there now."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.wall_ms = START_MS
         self.cursors: dict[LogName, list[Cursor]] = {name: [Cursor()] for name in LOGS}
         self.next_seq_id = 1000
-        # Of every life: the terminal state that came first, and when it will end.
+        # The first terminal state of every life, and when the life ends.
         self.first_ending: dict[int, State] = {}
         self.earliest_end_s: dict[int, float] = {}
 
@@ -132,7 +132,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(slot=slots, key=keys, attempt=st.sampled_from([1, 1, 1, 2]), paused=st.booleans(), again=lost)
     def begin(self, slot: str, key: SampleKey, attempt: int, paused: bool, again: bool) -> None:
-        """And the owner, if it is that, says whether an upstream takes it."""
+        """The owner also notes whether an upstream takes the sample."""
         owner, store = self.owners[slot], self.stores[slot]
         claim = Claim(owner, attempt, attempt, owner.encode())
         self.claims.append((key, claim))
@@ -143,13 +143,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.mark_paused(key, claim, paused=paused)
 
     async def mark_paused(self, store: Store, key: SampleKey, claim: Claim, paused: bool) -> None:
-        """Returns when it is done: what is asked of the same store afterwards is answered afterwards."""
+        """Return when it is done: the same store answers a later call later."""
         store.mark_paused(key, claim, paused=paused)
         await store.read_header(key)
 
     @rule(slot=slots, pick=st.integers(0, 99), state=endings, again=lost)
     def settle_by_its_owner(self, slot: str, pick: int, state: State, again: bool) -> None:
-        """Mostly what runs; now and then what had ended, since the reply to that was lost."""
+        """Mostly a running sample; now and then one that has ended, as if that reply was lost."""
         mine = sorted(self.model.pending()) if pick < 70 else sorted(self.model.samples)
         if mine:
             key = mine[pick % len(mine)]
@@ -157,7 +157,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(slot=slots, key=keys, pick=st.integers(0, 99), state=endings, again=lost)
     def settle_by_any_claim(self, slot: str, key: SampleKey, pick: int, state: State, again: bool) -> None:
-        """The last words of a dead instance, or of a lost race, may come at any time."""
+        """A late `settle` of a dead instance, or of a lost race, may come at any time."""
         claims = [claim for claimed, claim in self.claims if claimed == key]
         if claims:
             self.settle(slot, key, claims[-1 - pick % len(claims)], state, again)
@@ -176,7 +176,7 @@ class StoreMachine(RuleBasedStateMachine):
             started = self.run((store.acknowledge if acknowledged else store.mark_retrieved)(some, ttl_s=ttl_s))
             assert started == self.model.start_clocks(some, ttl_s, acknowledged=acknowledged)
 
-    # -- what is rarer, and would take too much of the time as a rule of its own
+    # -- rarer events, which would take too much time as rules of their own
 
     @rule(
         slot=slots,
@@ -206,18 +206,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from(JUMPS_S), off_s=st.sampled_from([0, 0, -5000, 5000]))
     def time_passes(self, seconds: int, off_s: int) -> None:
-        """`off_s`: the wall clock is set, or is another host's; only the ages of log entries depend on it."""
+        """`off_s` is the error of the wall clock, as of another host; only the ages of log entries depend on it."""
         self.world.jump(seconds)
         self.model.jump(seconds)
         self.wall_ms += (seconds + off_s) * 1000
 
     def crash(self, slot: str) -> None:
-        """Whatever it had begun stays as it is, until somebody reaps it."""
+        """Everything it had begun stays as it is until it is reaped."""
         self.run(self.stores[slot].close())
         self.start_instance(slot)
 
     def crash_half_way(self, slot: str, key: SampleKey) -> None:
-        """It had entered a sample that was another owner's, and nothing more; its supervisor reaps at once."""
+        """It had only entered a sample of another owner; its supervisor reaps at once."""
         dead = self.owners[slot]
         others = self.model.pending() - self.model.pending(dead)
         key = min(others, default=key)
@@ -244,7 +244,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert held is self.model.renew(owner, LEASE_S)
 
     def reap_the_lapsed(self, slot: str, limit: int) -> None:
-        """Among them may be one that lives, and was only slow."""
+        """One of them may be alive and was only slow."""
         for owner in sorted(self.model.lapsed()):
             self.reap(slot, owner, limit)
 
@@ -255,10 +255,10 @@ class StoreMachine(RuleBasedStateMachine):
         left = self.world.peek([owner]).open_sets[owner]
         self.model.reaped(owner, found, left, ttl_s=UNDELIVERED_S, now_ms=self.wall_ms)
 
-    # -- what holds after every step
+    # -- invariants, checked after every step
 
     def next_reader(self) -> list[Store]:
-        """One of the stores, in turn: they must not differ. None before the start."""
+        """Return one of the stores, in turn, since they must not differ; None before the start."""
         self.reads += 1
         return list(self.stores.values())[self.reads % 2 :][:1]
 
@@ -274,7 +274,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def lives_and_open_sets_are_right(self) -> None:
-        """PENDING has no end and stands in its owner's open set; everything else ends when it should."""
+        """A PENDING record does not expire and is in its owner's open set; all others expire on time."""
         peek = self.world.peek(self.model.open_sets)
         assert peek.left_s.keys() == self.model.samples.keys()
         for key, left_s in peek.left_s.items():
@@ -290,7 +290,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert left_s is not None and found.expires_s is not None and state in SETTLED
         end_s = self.model.now_s + left_s
         assert abs(end_s - found.expires_s) < TOLERANCE_S
-        # A clock is never extended; the first terminal state stays, but for having been fetched.
+        # A clock is never extended; the first terminal state stays, except that READY becomes RETRIEVED.
         earliest_s = self.earliest_end_s.setdefault(found.life, end_s)
         self.earliest_end_s[found.life] = min(earliest_s, end_s)
         assert end_s < earliest_s + TOLERANCE_S
@@ -299,7 +299,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def clients_go_on_where_they_were(self) -> None:
-        """With every cursor that they remember, and as often as they ask."""
+        """Read with every cursor that clients remember, as often as they ask."""
         asked = [(name, cursor, limit) for name in LOGS for cursor in self.cursors[name] for limit in (1, 1000)]
         for store in self.next_reader():
             pages = self.run(_all(store.read_log(*name, at.value, limit=limit) for name, at, limit in asked))
@@ -324,13 +324,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.remember(name, Cursor(page.cursor, log.epoch, end))
 
     def remember(self, name: LogName, cursor: Cursor) -> None:
-        """The newest ones, and always that of a client that comes for the first time."""
+        """Keep the newest cursors, and always that of a new client."""
         if cursor not in self.cursors[name]:
             self.cursors[name] = [Cursor(), *self.cursors[name][1:], cursor]
             del self.cursors[name][1:-_REMEMBERED]
 
     def everything_ends_up_in_its_log(self) -> None:
-        """When all instances have died and were reaped, nothing is left PENDING, and each life was told once."""
+        """When all instances have died and were reaped, nothing is PENDING, and each life was logged once."""
         for owner in sorted(self.model.open_sets):
             self.reap("alice", owner)
         assert not self.model.pending()

@@ -59,7 +59,7 @@ async def settle(store: ClusterStore, key: SampleKey, claim: Claim = CLAIM) -> S
 
 
 async def die_before(store: ClusterStore, script: str, key: SampleKey, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A settling that ends where the named step would begin."""
+    """Settle, and die where the named step would begin."""
     run, call = store._commands.run, store._commands.call
 
     async def dying_run(wanted: object, *rest: object) -> object:
@@ -83,7 +83,7 @@ async def die_before(store: ClusterStore, script: str, key: SampleKey, monkeypat
 async def test_a_half_done_settling_is_finished_by_the_reaper(
     store: ClusterStore, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record is written, its owner dead: it is logged once, announced, and never ORPHANED."""
+    """The record is written and its owner dead: it is logged once, announced, and never ORPHANED."""
     key = SampleKey(f"half-{step}", 1)
     await store.begin(key, DEADS_CLAIM)
     await die_before(store, step, key, monkeypatch)
@@ -102,7 +102,7 @@ async def test_a_half_done_settling_is_finished_by_repeating_it(
     key = SampleKey(f"again-{step}", 1)
     await store.begin(key, DEADS_CLAIM)
     await die_before(store, step, key, monkeypatch)
-    # A duplicate submission meanwhile takes nothing from the reaper.
+    # A duplicate submission meanwhile takes no entry away from the reaper.
     assert await store.begin(key, DEADS_CLAIM) is not None
     assert await store._commands.call("SISMEMBER", KEYS.open_set(DEAD), member(key)) == 1
     assert await settle(store, key, DEADS_CLAIM) is Settled.REPEATED
@@ -111,7 +111,7 @@ async def test_a_half_done_settling_is_finished_by_repeating_it(
 
 
 async def test_a_lost_log_is_written_again_by_the_refill(store: ClusterStore) -> None:
-    """C7: a shard that lost its data has lost logs whose records live on others; the refill's settling is refused."""
+    """C7: a shard that lost its data has lost logs whose records are on others, where the refill is refused."""
     key = SampleKey("lostlog", 1)
     await store.begin(key, CLAIM)
     await settle(store, key)
@@ -148,7 +148,7 @@ async def test_the_supervisor_looks_at_every_master(cluster: RedisCluster, tmp_p
 async def test_a_slot_that_moves_takes_its_keys_and_channels_along(
     cluster: RedisCluster, store: ClusterStore, heard: Heard
 ) -> None:
-    """ASK while it moves, MOVED afterwards; who watches hears on the new node."""
+    """ASK while it moves, MOVED afterwards; watchers hear messages of the new node."""
     session = "moving"
     channel = KEYS.announcement(session)
     slot = slot_of(channel)
@@ -173,7 +173,7 @@ async def test_a_slot_that_moves_takes_its_keys_and_channels_along(
 async def test_a_failover_is_survived_and_counts_as_a_restart(
     cluster: RedisCluster, store: ClusterStore, heard: Heard
 ) -> None:
-    """C3: a master is killed, its replica takes over: pending samples settle, watches are heard again."""
+    """C3: a master is killed and its replica takes over: pending samples settle, watchers hear messages again."""
     keys = [SampleKey("session", number) for number in range(60)]
     await asyncio.gather(*(in_the_end(lambda key=key: store.begin(key, CLAIM)) for key in keys))  # type: ignore[misc]
     await store.watch("session")
@@ -193,7 +193,7 @@ async def test_a_failover_is_survived_and_counts_as_a_restart(
 
 
 async def test_a_lost_node_takes_only_its_slots_and_heals(heard: Heard) -> None:
-    """No replica: what is on the node fails as unavailable, the rest goes on; restarted empty, it is used again."""
+    """Without a replica, keys on the node are unavailable and others work; restarted empty, it is used again."""
     cluster = RedisCluster()
     store = ClusterStore(cluster.url, rng=Random(1))
     await store.open(heard, OWNER)

@@ -1,4 +1,4 @@
-"""The multiplexed connection on a real server, with a line that can be cut and stalled."""
+"""The multiplexed connection to a real server, through a proxy that can cut and stall it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_a_worker_has_three_connections_however_many_callers(proxy: CutPro
 
 
 async def test_five_hundred_polls_take_no_connection_of_their_own(proxy: CutProxy, store: RedisStore) -> None:
-    """A12: each waits for a sampling session of its own."""
+    """A12: each waits for another sampling session."""
     names = [f"session-{number}" for number in range(500)]
     await asyncio.gather(*(store.watch(name) for name in names))
     await asyncio.gather(*(store.read(SampleKey(name, 1)) for name in names))
@@ -66,7 +66,7 @@ async def test_five_hundred_polls_take_no_connection_of_their_own(proxy: CutProx
 
 
 async def test_vanishing_callers_never_cross_replies(store: RedisStore) -> None:
-    """C1: 10,000 reads of distinct values, half of them given up at a random moment."""
+    """C1: 10,000 reads of distinct values, half of them cancelled at a random moment."""
     seed = 20_261_129
     sys.stdout.write(f"seed {seed}\n")
     rng = random.Random(seed)
@@ -104,7 +104,7 @@ async def test_a_cut_fails_everything_that_waits_and_then_heals(proxy: CutProxy,
 
 
 async def test_what_was_never_sent_is_told_apart(proxy: CutProxy, store: RedisStore) -> None:
-    """A begin that was not sent needs no looking after; one whose reply was lost does."""
+    """A begin that was not sent needs no follow-up; one whose reply was lost does."""
     proxy.refusing = True
     proxy.cut()
     with pytest.raises(StoreUnavailable):
@@ -118,8 +118,8 @@ async def test_what_was_never_sent_is_told_apart(proxy: CutProxy, store: RedisSt
 
 
 async def test_a_lost_reply_may_be_repeated(proxy: CutProxy, store: RedisStore) -> None:
-    """The command was executed, its reply lost: begin and settle are safe to repeat."""
-    # Both scripts are known to the server: the lost reply is that of the command, not the request to teach it.
+    """The command was executed and its reply lost: begin and settle are safe to repeat."""
+    # The server knows both scripts, so the lost reply is that of the command and not NOSCRIPT.
     await store.settle(SampleKey("session", 2), CLAIM, State.READY, b"", ttl_s=TTL_S, now_ms=0)
     await store.begin(SampleKey("session", 2), CLAIM)
     proxy.stall()
@@ -133,7 +133,7 @@ async def test_a_lost_reply_may_be_repeated(proxy: CutProxy, store: RedisStore) 
 
 
 async def until_executed(store: RedisStore, proxy: CutProxy, what: str, task: asyncio.Task[object]) -> None:
-    """Cut the line when the server has done it: a second store sees that."""
+    """Cut the connection when a second store sees that the server has executed the command."""
     target = proxy._target
     second = make_store(f"unix://{target}")
     await second.open(Heard(), "second-000000000")
@@ -162,7 +162,7 @@ async def test_a_silent_server_is_given_up_at_the_deadline(proxy: CutProxy) -> N
 
 
 async def test_too_much_that_waits_is_refused_at_once(proxy: CutProxy, store: RedisStore) -> None:
-    """Bounded memory: a stalled server does not make a worker grow without end."""
+    """A stalled server does not make a worker grow without bound."""
     assert isinstance(store._commands, Commands)
     store._commands._max_queued_bytes = 100_000
     tasks = [
@@ -193,7 +193,7 @@ async def test_lost_subscriptions_come_back_and_say_so(server: RedisServer, hear
 
 
 async def test_a_silent_line_of_subscriptions_is_noticed(proxy: CutProxy, heard: Heard) -> None:
-    """C4: nothing is pending on it, so a dead one looks like a quiet one; who watches is not left hanging."""
+    """C4: nothing is pending on it, so a dead one looks like a quiet one; watchers must not wait for ever."""
     store = make_store(proxy.url, deadline_s=0.05)
     await store.open(heard, OWNER)
     proxy.stall()
@@ -205,7 +205,7 @@ async def test_a_silent_line_of_subscriptions_is_noticed(proxy: CutProxy, heard:
 
 
 async def test_a_quiet_line_of_subscriptions_is_left_alone(proxy: CutProxy, heard: Heard) -> None:
-    """Whatever the deadline, a server that answers when it is asked is there."""
+    """A server that answers the probe counts as up, whatever the deadline."""
     store = make_store(proxy.url, deadline_s=0.001)
     await store.open(heard, OWNER)
     connection = store._push_link.connection

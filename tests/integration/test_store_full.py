@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def test_a_full_server_refuses_new_samples_and_still_starts_clocks(heard: Heard) -> None:
-    """C5: nothing is evicted; what frees memory goes on working."""
+    """C5: nothing is evicted, and commands that free memory still work."""
     server = RedisServer("--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
     store = make_store(server.url)
     await store.open(heard, OWNER)
@@ -40,7 +40,7 @@ async def test_a_full_server_refuses_new_samples_and_still_starts_clocks(heard: 
     await store.send_control(OWNER, b"cancel")
     assert await store.take_inbox(OWNER) == [b"cancel"]
     for number, state in enumerate((State.FAILED, State.CANCELLED, State.STALE, State.ORPHANED)):
-        # What is no result: a client that waits hears of it.
+        # An ending without a result is taken, so that a waiting client learns of it.
         lost = SampleKey("session", 10_000 + number)
         assert await store.settle(lost, CLAIM, state, b"", ttl_s=TTL_S, now_ms=0) is Settled.RESTORED
     assert await store.reap(OWNER, ttl_s=TTL_S, now_ms=0) == [pending]
@@ -49,7 +49,7 @@ async def test_a_full_server_refuses_new_samples_and_still_starts_clocks(heard: 
 
 
 async def test_a_result_larger_than_the_servers_memory_is_refused_and_the_limit_told(heard: Heard) -> None:
-    """C5: whoever settles can tell that it will never fit, and what is said instead is taken at once.
+    """C5: the caller learns that the result will never fit, and the failure is taken at once.
 
     The server's buffer for what it refused counts against its limit a moment longer.
     """

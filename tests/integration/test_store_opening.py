@@ -1,4 +1,4 @@
-"""What a store meets when it is opened: no room, a login, a database of its own, nobody."""
+"""Opening a store on a server without room, with a login, with another database, or that is down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that is restarted: with its data, with some of it, with none, and while it loads it."""
+"""A server that restarts with its data, with some of it, with none, and while it still loads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FakeServer:
-    """Answers each command with a fixed reply, for what a real server says too rarely."""
+    """Answer each command with a fixed reply, for replies that a real server gives too rarely."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -68,7 +68,7 @@ def saw_a_restart(store: RedisStore) -> bool:
 async def test_a_server_that_comes_back_with_an_older_state_hides_no_completion_behind_an_old_cursor(
     heard: Heard,
 ) -> None:
-    """C3: what is logged after the crash takes the places of what was lost in it."""
+    """C3: entries logged after the crash take the numbers of those that were lost in it."""
     server = RedisServer()
     store = make_store(server.url)
     await store.open(heard, OWNER)
@@ -88,7 +88,7 @@ async def test_a_server_that_comes_back_with_an_older_state_hides_no_completion_
 
 
 async def test_a_server_that_comes_back_with_its_data_has_been_answered_by_nobody(heard: Heard) -> None:
-    """C7: what was entered after it was saved is lost, and each worker has to tell it again."""
+    """C7: entries after the last save are lost, and each worker has to enter them again."""
     server = RedisServer()
     store = make_store(server.url)
     await store.open(heard, OWNER)
@@ -110,7 +110,7 @@ async def logged(store: RedisStore, *seq_ids: int) -> None:
 
 
 async def test_a_restarted_server_is_found_again(heard: Heard) -> None:
-    """C3: without its data, without restarting anything of ours."""
+    """C3: it lost its data, and none of our processes restarts."""
     server = RedisServer()
     store = make_store(server.url)
     await store.open(heard, OWNER)
@@ -135,7 +135,7 @@ def is_up(link: Link) -> bool:
 
 
 async def test_a_server_that_loads_its_data_is_not_there_yet(fake_server: FakeServer) -> None:
-    """Otherwise the time of its loading would count against leases that nobody can renew."""
+    """Otherwise the loading time would count against leases, which cannot be renewed meanwhile."""
     address = parse_url(fake_server.url)
     assert isinstance(address, RedisAddress)
     link = Link(address, "test", clock=SystemClock(), rng_unit=lambda: 0.0)

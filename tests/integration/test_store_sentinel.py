@@ -1,4 +1,4 @@
-"""The store where sentinels name its server: a failover in the middle, and what they can get wrong."""
+"""The store with sentinels: a failover during work, and wrong answers of sentinels."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_all_lines_lead_to_one_server(store: RedisStore, heard: Heard) -> 
 
 
 async def test_a_demoted_master_is_left(sentinels: RedisSentinels, store: RedisStore) -> None:
-    """It answers, and refuses writes: a connection that stays with it would refuse every sample."""
+    """It answers but refuses writes: a connection that stays would refuse every sample."""
     connection = store._link.connection
     assert connection is not None
     master, replica = sentinels.master, sentinels.replica()
@@ -110,7 +110,7 @@ async def test_a_demoted_master_is_left(sentinels: RedisSentinels, store: RedisS
 async def test_a_failover_is_survived_and_counts_as_a_restart(
     sentinels: RedisSentinels, store: RedisStore, heard: Heard
 ) -> None:
-    """C3: pending samples settle on the new master, watches are heard again, the workers are told to refill."""
+    """C3: pending samples settle on the new master, watchers hear messages again, and workers refill."""
     keys = [SampleKey("session", number) for number in range(50)]
     await asyncio.gather(*(in_the_end(lambda key=key: store.begin(key, CLAIM)) for key in keys))  # type: ignore[misc]
     await store.watch("session")

@@ -1,4 +1,4 @@
-"""The table of a sample's life: what it says, and that nothing else happens."""
+"""The table of a sample's life: its rows, and that no other step exists."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_state_has_an_answer() -> None:
 
 
 def test_only_a_result_and_a_failure_end_the_users_call() -> None:
-    """What the SDK cannot get any more it submits again: a training run does not die of a lost sample."""
+    """The SDK submits a lost sample again, so that a training run does not die of it."""
     final = {state for state, answer in ANSWERS.items() if answer in (Answer.RESULT, Answer.FAILURE)}
     assert final == {State.READY, State.RETRIEVED, State.FAILED, State.CANCELLED}
 

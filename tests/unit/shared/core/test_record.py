@@ -1,4 +1,4 @@
-"""The stored form: fixed bytes, and every header comes back."""
+"""The stored form: fixed bytes, and every header is read as it was written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STORED = [state for state in State if state is not State.GONE]
 
 
 def test_golden_bytes() -> None:
-    """Other versions of the gateway read what this one wrote: the layout is a contract."""
+    """Other versions of the gateway read these bytes, so the layout is a contract."""
     assert pack(State.READY, CLAIM, b"payload") == (
         b"R-\x00\x03\x00\x00\x00\x10" + bytes(range(16)) + b"0123456789abcdef" + b"payload"
     )

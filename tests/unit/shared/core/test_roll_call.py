@@ -1,4 +1,4 @@
-"""Who is waited for when a store has lost data, and for how long."""
+"""Which workers are awaited after a store lost data, and for how long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEASE_S = 15.0
 
 @pytest.fixture
 def roll() -> RollCall:
-    """Of `me`, who knows `a` and `b`."""
+    """Return the roll call of `me`, who knows `a` and `b`."""
     made = RollCall("me", LEASE_S)
     made.look(Roll(frozenset({"me", "a", "b"})), 0.0)
     return made
@@ -63,7 +63,7 @@ def test_who_came_since_the_last_look_is_awaited(roll: RollCall) -> None:
 
 
 def test_a_server_that_does_not_know_the_one_who_looks_has_no_word_of_the_others(roll: RollCall) -> None:
-    """It was emptied between two commands: those it does not name are not gone."""
+    """It was emptied between two commands: owners that it does not name are not gone."""
     roll.look(Roll(frozenset()), 1.0)
     roll.begin(2.0)
     roll.look(Roll(frozenset({"a"})), 3.0)
@@ -99,7 +99,7 @@ def test_who_entered_all_gives_the_others_at_least_as_long_as_it_took(roll: Roll
 
 
 def test_once_all_known_by_name_have_told_the_rest_of_the_others_time_is_left(roll: RollCall) -> None:
-    """Said once: what another has told of the refill since then stays."""
+    """It is returned once, so that it does not override what another worker reported since."""
     roll.begin(100.0)
     roll.entered_all(101.0, unnamed_need_s=2.0)
     assert roll.look(SOME, 101.5) == LEASE_S - 1.5
@@ -134,6 +134,6 @@ def test_a_look_at_a_server_that_does_not_know_the_one_who_looks_waits_on(roll: 
 
 
 def test_telling_again_without_a_loss_does_not_make_a_look_tell(roll: RollCall) -> None:
-    """A worker that was struck off answers anew; the others have nothing to enter."""
+    """A worker that was struck off answers again; the others have nothing to enter."""
     assert roll.entered_all(50.0, unnamed_need_s=2.0) == 2.0
     assert roll.look(ALL, 51.0) is None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FakeCommands:
-    """Answers with the next of its answers, the last one again and again."""
+    """Answer with the next of the answers, and repeat the last one."""
 
     def __init__(self, *answers: object) -> None:
         self.answers = list(answers)
@@ -38,7 +38,7 @@ class FakeShard:
 
 
 class FakeShards:
-    """Everything belongs to `first`; redirections lead to `other`."""
+    """A cluster in which `first` owns everything and redirections lead to `other`."""
 
     def __init__(self, first: FakeCommands, other: FakeCommands) -> None:
         self.first, self.other = FakeShard(first), FakeShard(other)
@@ -109,6 +109,6 @@ def test_redirections_are_read(text: str, host: str, port: int, asking: bool) ->
     error = error_of(Exception(text))
     assert isinstance(error, Redirected)
     assert (error.host, error.port, error.asking) == (host, port, asking)
-    # To a single server's store it is a refusal that says what to do.
+    # The store of a single server shows it as a refusal that says what to do.
     assert isinstance(error, StoreRefused)
     assert "use redis+cluster://" in str(error)

@@ -1,4 +1,4 @@
-"""When a gap in what a worker hears is over, and what ends a line of subscriptions."""
+"""When a gap in the messages of a worker ends, and what ends a connection of subscriptions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def confirm(subscriptions: Subscriptions, channel: str) -> None:
 
 
 async def subscribed(gaps: list[str], *channels: str) -> Subscriptions:
-    """Heard, then lost, then connected anew: every channel waits for its confirmation."""
+    """Subscribe, lose the connection and reconnect: every channel waits for its confirmation."""
     subscriptions = Subscriptions(lambda *_: None, lambda: gaps.append("over"))
     first, second = FakeConnection(), FakeConnection()
     subscriptions.on_up(cast("RedisConnection", first))
@@ -59,7 +59,7 @@ async def test_a_gap_is_over_with_the_last_channel() -> None:
 
 
 async def test_a_channel_that_is_given_up_does_not_keep_the_gap_open() -> None:
-    """C4: a lingering subscription ends just then; the other waiters must hear of the gap all the same."""
+    """C4: a lingering subscription ends at that moment; the others must still learn of the gap."""
     gaps: list[str] = []
     subscriptions = await subscribed(gaps, "a", "b")
     confirm(subscriptions, "a")
@@ -88,7 +88,7 @@ def sharded(gaps: list[str]) -> tuple[Subscriptions, FakeConnection]:
 
 
 async def test_a_channel_whose_slot_moves_away_ends_the_line() -> None:
-    """The node ends it unasked; only what was given up here may end quietly."""
+    """The node ends it by itself; only a subscription that we cancelled may end without effect."""
     subscriptions, connection = sharded([])
     subscriptions.take_over("a")
     assert connection.sent == [("SSUBSCRIBE", "a")]

@@ -1,4 +1,4 @@
-"""When commands leave: at once where nothing is unanswered, else together and soon."""
+"""When commands leave: at once if everything is answered, otherwise together and soon."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Transport:
         return 0
 
     def names(self) -> list[str]:
-        """The commands of each write, one letter each."""
+        """Return the commands of each write, one letter each."""
         return ["".join(word for word in data.decode().split("\r\n") if word.isupper()) for data in self.writes]
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is, nothing leaves because of the time."""
+    """However slow the machine is, no command leaves because of the time limit."""
     monkeypatch.setattr(module, "_HELD_AT_MOST_S", 3600.0)
 
 

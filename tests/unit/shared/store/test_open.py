@@ -1,4 +1,4 @@
-"""Which store a URL makes, and what a worker's start does not pay for."""
+"""The store that a URL makes, and the imports that a worker's start avoids."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_url_that_is_none() -> None:
 
 
 def test_a_worker_imports_neither_the_client_library_nor_the_cluster() -> None:
-    """Its start would cost 140 ms of CPU more."""
+    """They would add 140 ms of CPU to its start."""
     code = "import sys, workers.worker; print([m for m in ('redis', 'shared.store.cluster') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

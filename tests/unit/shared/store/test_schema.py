@@ -1,4 +1,4 @@
-"""How completion logs read: entries there and back, cursors mixed with the server's run."""
+"""Completion logs: entries are read as they were written, and cursors are mixed with the server's run id."""
 
 from __future__ import annotations
 
