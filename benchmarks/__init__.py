@@ -1,1 +1,1 @@
-"""What things cost. `python benchmarks/run.py` runs all of it; docs/performance.md has the figures."""
+"""Measure what things cost. `python benchmarks/run.py` runs most of it; docs/performance.md has the figures."""

@@ -1,4 +1,4 @@
-"""Bodies of the sizes that are measured: requests as the SDK sends them, replies in the shape of a recorded one."""
+"""Bodies of any size: requests as the SDK sends them, replies in the form of a recorded one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ SESSION_ID = "gwss-benchmark"
 
 
 def asample_body(prompt_tokens: int, max_tokens: int = 64, number: int = 0) -> bytes:
-    """As the SDK writes it; each `number` is another sample of the same client."""
+    """Return a submission as the SDK writes it; each `number` is another sample of the same client."""
     workload = Workload(seed=1, model="sim/tiny", prompt_tokens=prompt_tokens, max_tokens=max_tokens)
     return requests.asample_body(workload, sample(workload, number), SESSION_ID, number + 1)
 
 
 def retrieve_future_body(number: int = 0) -> bytes:
-    """As the SDK writes it, with an id of the length that they have."""
+    """Return a poll as the SDK writes it, with an id of the usual length."""
     request_id = f"gwss-{'k' * 32}.gws-{'s' * 32}.b{'m' * 24}:{number}"
     return requests.retrieve_future_body(request_id, True)
 
 
 def reply_body(tokens: int) -> bytes:
-    """A reply of `tokens` tokens: the recorded one of 16,000, cut or repeated, every field and number format kept."""
+    """Return a reply of `tokens` tokens: the recorded one of 16,000, cut or repeated, with all its fields."""
     reply = json.loads(large_body())
     choice, usage = reply["choices"][0], reply["usage"]
     recorded = len(choice["token_ids"])
@@ -46,16 +46,16 @@ def reply_body(tokens: int) -> bytes:
 
 
 def generation_body(tokens: int) -> bytes:
-    """The same tokens and logprobs as `/inference/v1/generate` tells them."""
+    """Return the same tokens and logprobs in the form of `/inference/v1/generate`."""
     reply = json.loads(reply_body(tokens))
-    told = reply["choices"][0]
-    values = zip(told["token_ids"], told["logprobs"]["token_logprobs"], strict=True)
+    completion = reply["choices"][0]
+    values = zip(completion["token_ids"], completion["logprobs"]["token_logprobs"], strict=True)
     rows = [{"token_id": token, "logprob": logprob, "rank": 1} for token, logprob in values]
     choice = {
         "index": 0,
-        "finish_reason": told["finish_reason"],
+        "finish_reason": completion["finish_reason"],
         "stop_reason": None,
-        "token_ids": told["token_ids"],
+        "token_ids": completion["token_ids"],
         "routed_experts": None,
         "sampling_mask": None,
         "weight_versions": [{"version": "default", "start": 0, "end": tokens}],

@@ -1,10 +1,10 @@
-"""Many chaos runs in a row, each with a seed of its own: does anything ever get lost, wrong, or executed too often?
+"""Run many chaos runs with different seeds, to see whether anything is ever lost, wrong, or executed too often.
 
     python benchmarks/chaos_soak.py --runs 50 --first-seed 1 --minutes 30
 
-Runs `gateway bench --chaos random --seed N`, both ways of waiting in turn, and prints a line for each run and one for
-all. A run that failed is kept under its command: the same seed breaks the same things at the same times. Exit code 1
-when any run failed.
+Each run is `gateway bench --chaos random --seed N`; the two ways of waiting take turns. It prints a line for each run
+and one for all of them. For a failed run it prints the command: the same seed breaks the same things at the same times.
+Exit code 1 if any run failed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from benchmarks.tables import say
 
 LOAD = ["--gen-seconds", "1", "--abandon-polls", "0.2", "--cancel", "0.02", "--duplicates", "0.05"]
 
@@ -35,9 +37,9 @@ def main() -> int:
         code, report = run(command, options.timeout)
         totals["runs"] += 1
         totals["failed runs"] += code != 0
-        say(f"seed {seed}: exit {code}; {told(report)}")
+        say(f"seed {seed}: exit {code}; {headline(report)}")
         if code != 0:
-            say(f"  again: {' '.join(command)}")
+            say(f"  repeat with: {' '.join(command)}")
         add_up(report, totals, recoveries)
     say(", ".join(f"{name} {count:,}" for name, count in totals.items()))
     for what, values in sorted(recoveries.items()):
@@ -46,19 +48,14 @@ def main() -> int:
     return 1 if totals["failed runs"] else 0
 
 
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after this long")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no run after this long")
     parser.add_argument("--samples", type=int, default=2_000)
     parser.add_argument("--concurrency", type=int, default=500)
-    parser.add_argument("--chaos", default="random", help="as of `gateway bench`")
+    parser.add_argument("--chaos", default="random", help="as for `gateway bench`")
     parser.add_argument("--timeout", type=float, default=400.0, help="seconds for one run")
     return parser.parse_args()
 
@@ -70,18 +67,18 @@ def bench_command(options: argparse.Namespace, seed: int) -> list[str]:
 
 
 def run(command: list[str], timeout_s: float) -> tuple[int, dict[str, Any] | None]:
-    """Exit code and report; None when there is none. 124 when it took too long."""
+    """Return the exit code (124 for a time-out) and the report, if there is one."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "report.json"
-        started = [sys.executable, "-m", *command, "--json", str(path)]
+        full_command = [sys.executable, "-m", *command, "--json", str(path)]
         try:
-            code = subprocess.run(started, capture_output=True, timeout=timeout_s, check=False).returncode
+            code = subprocess.run(full_command, capture_output=True, timeout=timeout_s, check=False).returncode
         except subprocess.TimeoutExpired:
             code = 124
         return code, json.loads(path.read_text()) if path.exists() else None
 
 
-def told(report: dict[str, Any] | None) -> str:
+def headline(report: dict[str, Any] | None) -> str:
     if report is None:
         return "no report"
     samples, simulator = report["samples"], report["simulator"]

@@ -1,15 +1,16 @@
-"""What a flood by one key does to the latency of another (case E4): a quiet key alone, and the same beside a flood.
+"""Measure what a flood by one key does to the latency of another: a quiet key alone, then beside a flood (case E4).
 
     python -m benchmarks.fairness
     python -m benchmarks.fairness --slots 0 --flood-limit 128
 
-A real gateway with two keys, in front of a simulated vLLM that runs `--slots` generations at once, of `--gen-seconds`
-each. The gateway is told so with --max-connections, and what waits, waits in it. With `--slots 0` nothing waits, and a
-limit of the flood's own must keep it from the machine's CPU. The quiet key keeps a few samples in flight, and is
-measured. The flood has more callers than the workers take samples, and heeds their 429 as the SDK does.
+A real gateway with two keys stands in front of a simulated vLLM that runs `--slots` generations at once, of
+`--gen-seconds` each. The gateway gets the same number as --max-connections, so samples wait in the gateway. With
+`--slots 0` nothing waits, and the flood needs a limit of its own (`--flood-limit`) so that it does not use up the
+machine's CPU. The quiet key keeps a few samples in flight, which are measured. The flood has more callers than the
+workers admit samples, and reacts to a 429 as the SDK does.
 
-Exit code 1 when the quiet key's p99 is more than twice what it is alone, when a sample of it failed, or when the flood
-was never refused.
+Exit code 1 if the quiet key's p99 is more than twice its value alone, if one of its samples failed, or if the flood was
+never refused.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from unittest.mock import patch
 
 import aiohttp
 
+from benchmarks.tables import say
 from gateway.bench.driver import drive
 from gateway.bench.installation import running_stack
 from gateway.bench.report.report import verdicts
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from gateway.bench.scenario import Scenario
 
 QUIET, FLOOD = "tml-quiet", "tml-flood"
-# What case E4 allows.
+# The limit of case E4.
 MOST_TIMES_IDLE: Final = 2.0
 _WORKERS: Final = 2
 _LOOK_S: Final = 0.2
@@ -74,7 +76,7 @@ async def measure(options: argparse.Namespace) -> int:
         limited = KeyLimits(max_in_flight=options.flood_limit)
         keys.write_text(new_entry("quiet", QUIET, NO_LIMITS) + new_entry("flood", FLOOD, limited))
         keys.chmod(0o600)
-        # Where the gateway, a child of ours, reads its flags.
+        # The gateway, a child process, reads its flags from the environment.
         with patch.dict(os.environ, flags(options, keys)):
             return await beside_a_flood(options)
 
@@ -85,15 +87,15 @@ async def beside_a_flood(options: argparse.Namespace) -> int:
         async with flooded(options, deployment):
             beside = await quiet(options, deployment)
             status = await status_of(deployment)
-    return tell(alone, beside, refused(status))
+    return report_on(alone, beside, refused(status))
 
 
 def flags(options: argparse.Namespace, keys: Path) -> dict[str, str]:
-    """Of the gateway, as it reads them from its environment."""
-    told = {"GATEWAY_API_KEYS_FILE": str(keys), "GATEWAY_MAX_IN_FLIGHT": str(options.max_in_flight)}
+    """Return the gateway's flags as environment variables."""
+    variables = {"GATEWAY_API_KEYS_FILE": str(keys), "GATEWAY_MAX_IN_FLIGHT": str(options.max_in_flight)}
     if options.slots:
-        told["GATEWAY_MAX_CONNECTIONS"] = str(options.slots // _WORKERS)
-    return told
+        variables["GATEWAY_MAX_CONNECTIONS"] = str(options.slots // _WORKERS)
+    return variables
 
 
 def scenario(options: argparse.Namespace, samples: int, concurrency: int) -> Scenario:
@@ -115,8 +117,8 @@ async def quiet(options: argparse.Namespace, deployment: Deployment) -> Report:
 
 @asynccontextmanager
 async def flooded(options: argparse.Namespace, deployment: Deployment) -> AsyncIterator[None]:
-    """From when the first of the flood's samples is refused."""
-    # More than it can draw while the quiet key is measured.
+    """Run the flood until the end of the block, which begins once the first of its samples is refused."""
+    # More samples than it can draw while the quiet key is measured.
     flood = asyncio.create_task(run(scenario(options, 1_000_000, options.flood), deployment, FLOOD))
     try:
         until_s = time.monotonic() + _FLOODED_WITHIN_S
@@ -127,14 +129,14 @@ async def flooded(options: argparse.Namespace, deployment: Deployment) -> AsyncI
         yield
     finally:
         flood.cancel()
-        # Its client is stopped in the middle of what it does, and says so.
+        # Its client is stopped in mid-run and reports that.
         with suppress(asyncio.CancelledError, StartError):
             await flood
 
 
 async def run(wanted: Scenario, deployment: Deployment, key: str) -> Report:
     model = await offered_model(deployment.url, key)
-    # What the simulated vLLM counts is of both keys: each run looks at its own results only.
+    # The simulated vLLM counts both keys together, so each run is judged by its own results only.
     mine = replace(deployment, simulator_url=None)
     return (await drive(wanted, mine, model, key, verify=True, show=lambda progress: None)).report
 
@@ -149,7 +151,7 @@ def refused(status: dict[str, Any]) -> int:
     return sum(count for name, count in status["counters"].items() if name.startswith("rejected_"))
 
 
-def tell(alone: Report, beside: Report, refusals: int) -> int:
+def report_on(alone: Report, beside: Report, refusals: int) -> int:
     for name, report in (("alone", alone), ("beside the flood", beside)):
         assert report.latency_s is not None
         at = report.latency_s
@@ -162,11 +164,6 @@ def tell(alone: Report, beside: Report, refusals: int) -> int:
     for line in wrong:
         say(line)
     return int(bool(wrong) or times > MOST_TIMES_IDLE or not refusals)
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A client in a process of its own: `python -m benchmarks.load_process URL CALL ID REQUESTS IN_FLIGHT`.
 
-Sends one of `CALLS` over connections that are kept and closed as the SDK's: heartbeats of a session, or polls for a
-sample whose result is ready. Exit code 1 when one is not answered with 200.
+It sends one of `CALLS` over connections that it keeps and closes as the SDK does: heartbeats of a session, or polls for
+a sample whose result is ready. Exit code 1 if any answer is not a 200.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT: Final = "heartbeat"
 POLL: Final = "poll"
-# By name, where it goes and what is sent for an id.
+# Each call by name: its path and the body for an id.
 CALLS: Final[dict[str, Callable[[RequestTemplates, str], tuple[RequestTemplate, bytes]]]] = {
     HEARTBEAT: lambda to, session_id: (to.heartbeat, sdk_requests.heartbeat_body(session_id)),
     POLL: lambda to, request_id: (to.retrieve_future, sdk_requests.retrieve_future_body(request_id, False)),
@@ -30,7 +30,7 @@ CALLS: Final[dict[str, Callable[[RequestTemplates, str], tuple[RequestTemplate, 
 
 
 async def load(url: str, call: str, of_id: str, requests: int, in_flight: int) -> int:
-    """How many were answered with 200."""
+    """Send the requests and return how many were answered with 200."""
     target = parse_address(url)
     endpoint, body = CALLS[call](sdk_requests.RequestTemplates(target, "tml-benchmark"), of_id)
     request = endpoint.request(body)

@@ -1,9 +1,9 @@
-"""The longest turn of a worker's event loop while something happens to all that it has in flight, in CPU time.
+"""Measure the longest turn of a worker's event loop while something happens to all its samples, in CPU time.
 
     python -m benchmarks.longest_turn [--in-flight N]
 
-One worker runs N samples, another holds N polls for them, both in this process on the in-memory store: a lower bound,
-since with Redis each of them costs a command more.
+One worker runs N samples and another holds N polls for them, both in this process on the in-memory store. The figures
+are a lower bound, since with Redis each sample costs one command more.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from tests.app_bench import Answered
 
 OTHER = "fedcba9876543210"
-# More than any of this takes.
+# More turns than any of these steps takes.
 _SETTLE_TURNS = 1000
 
 
 async def longest_turn_s(begin: Callable[[], object], is_over: Callable[[], bool]) -> float:
-    """From `begin`, which may be a coroutine function, until all of it is over."""
+    """Return the longest turn from `begin`, which may be a coroutine function, until `is_over`."""
     started_s = time.thread_time()
     begun = begin()
     task = asyncio.ensure_future(begun) if inspect.isawaitable(begun) else None
@@ -60,7 +60,7 @@ async def measure(in_flight: int) -> dict[str, float]:
     polls = [asyncio.create_task(other.retrieve(request_id(seq_id))) for seq_id in range(1, in_flight + 1)]
     await settle()
     assert len(other.waiters) == in_flight
-    # A worker's collector comes by rarely, and would decide the figure here.
+    # A worker collects garbage rarely; here a single collection would decide the figure.
     gc.disable()
     return {
         "subscriptions were lost: every poll looks again": await looks_again(other, in_flight),

@@ -1,14 +1,14 @@
-"""How many samples can be outstanding at once on this machine: all submitted, none generated yet, every client waiting.
+"""Measure how many samples this machine can hold at once: all submitted, none generated, every client waiting.
 
     python benchmarks/outstanding.py --samples 131072 --session-poll
     python benchmarks/outstanding.py --samples 131072 --workers 8 --client-processes 8 --max-connections 2000
 
-The simulated vLLM holds what reaches it; the rest waits in the workers for one of their upstream connections. When all
-samples are in flight, memory and open files are told, everything is let go, and every result is checked. With one poll
-per sample each has a connection to a worker, so workers and client processes must be so many that each stays below its
-limit of open files; and each poll is answered with "try again" after 30 s, which costs what a poll costs.
+The simulated vLLM holds the requests that reach it; the others wait in the workers for an upstream connection. When all
+samples are in flight, the script prints memory and open files, releases everything, and checks every result. With one
+poll per sample, each sample has a connection to a worker: use enough workers and client processes to keep each of them
+below its limit of open files. Each poll is answered with "try again" after 30 s and repeated.
 
-Exit code 1 when anything is lost or wrong, or when not all were in flight at once.
+Exit code 1 if anything is lost or wrong, or if not all samples were in flight at once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from unittest.mock import patch
 import aiohttp
 from rich.console import Console
 
+from benchmarks.tables import say
 from gateway.bench.installation import running_stack
 from gateway.bench.report.report import exit_code
 from gateway.bench.run import against, print_report
@@ -40,28 +41,28 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 LOOK_S = 1.0
-# Admission counts 16 KiB and the prompt for each.
+# Admission counts 16 KiB and the prompt for each sample.
 BYTES_RESERVED_EACH = 32 * 1024
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    # Where the gateway, a child of ours, reads its flags.
+    # The gateway, a child process, reads its flags from the environment.
     with patch.dict(os.environ, limits(options)):
         return asyncio.run(hold_and_release(options))
 
 
 def limits(options: argparse.Namespace) -> dict[str, str]:
-    """Flags of the gateway, as it reads them from its environment.
+    """Return the gateway's flags as environment variables.
 
-    Connections are not spread evenly: with just its share each, one worker would refuse some before all are in.
+    The kernel does not spread connections evenly, so each worker may hold all samples, not only its share.
     """
-    told = {
+    flags = {
         "GATEWAY_MAX_IN_FLIGHT": options.samples,
         "GATEWAY_MAX_IN_FLIGHT_BYTES": options.samples * BYTES_RESERVED_EACH,
         "GATEWAY_MAX_CONNECTIONS": options.max_connections,
     }
-    return {name: str(value) for name, value in told.items() if value is not None}
+    return {name: str(value) for name, value in flags.items() if value is not None}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -71,7 +72,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--client-processes", type=int, default=2)
     parser.add_argument("--session-poll", action="store_true")
     parser.add_argument("--max-connections", type=int, help="upstream connections of each worker; default: automatic")
-    parser.add_argument("--deadline", type=float, default=900.0, help="seconds after which those in flight are let go")
+    parser.add_argument("--deadline", type=float, default=900.0, help="seconds after which the samples are released")
     return parser.parse_args(arguments)
 
 
@@ -85,7 +86,7 @@ async def hold_and_release(options: argparse.Namespace) -> int:
             "client_processes": options.client_processes,
             "session_poll": options.session_poll,
             "vllm_mode": "instant",
-            # Nothing ends while all is held: bench gives a run up after ten generations and three minutes of that.
+            # Nothing ends while all is held, and bench ends a run after ten generations and three minutes of that.
             "gen_seconds": options.deadline / 10,
             "seed": 1,
         },
@@ -104,7 +105,7 @@ async def hold_and_release(options: argparse.Namespace) -> int:
 
 
 async def _wait_until_in_flight(operator: Operator, samples: int, deadline_s: float, run: asyncio.Task[Run]) -> bool:
-    """Tells what was reached: all of them, or as many as at the deadline."""
+    """Wait until all samples are in flight or the deadline passes; print and return what was reached."""
     began_s = time.monotonic()
     while True:
         workers = await operator.workers()
@@ -123,7 +124,7 @@ def shown(workers: Sequence[dict[str, Any]], in_flight: int, after_s: float) -> 
 
 
 class Operator:
-    """What an operator can do to both ends."""
+    """The control paths of the gateway and of the simulated vLLM."""
 
     def __init__(self, session: aiohttp.ClientSession, admin_url: str, simulator_url: str) -> None:
         self._session = session
@@ -131,7 +132,7 @@ class Operator:
         self._simulator_url = simulator_url
 
     async def hold(self) -> None:
-        """From when the gateway has asked what it asks every upstream first."""
+        """Hold all requests from now on, once the gateway has probed its upstream."""
         while True:
             if probed(await self._status()):
                 break
@@ -161,11 +162,6 @@ async def _operator(deployment: Deployment) -> AsyncIterator[Operator]:
     assert deployment.admin_url is not None and deployment.simulator_url is not None
     async with aiohttp.ClientSession() as session:
         yield Operator(session, deployment.admin_url, deployment.simulator_url)
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.macro.bench_runs import run_row
 from benchmarks.macro.rows import Row
-from benchmarks.tables import markdown
+from benchmarks.tables import markdown, say
 from benchmarks.turns import WrongResult
 
 if TYPE_CHECKING:
@@ -112,11 +112,6 @@ def summary(pairs: Sequence[Pair]) -> str:
     ):
         texts.append(f"{what}: median {statistics.median(values):.3f}, {min(values):.3f} to {max(values):.3f}")
     return f"{len(pairs)} pairs. " + "; ".join(texts)
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Where a worker's CPU goes: py-spy on one worker during a run of `gateway bench`, summed by component.
+"""Profile one worker with py-spy during a run of `gateway bench`, and sum its CPU by component.
 
     python benchmarks/profile_worker.py [--concurrency 512] [--samples 20000] [--raw stacks.txt] ...
 
-A sample of the stack counts for the innermost frame that belongs to a component: the C function of a library, or the
-Python function that called what belongs to none. Waiting is not counted, nor is the system call that the loop waits in:
-py-spy cannot tell the two apart. It stops the process for each look: the shares are those of a slower worker.
-Needs the extra `bench` and the right to trace processes.
+Each look at the stack counts for the innermost frame that belongs to a component: the C function of a library, or the
+Python function that called one that belongs to none. Waiting is not counted, nor is the system call in which the loop
+waits, since py-spy cannot distinguish the two. py-spy stops the process for each look, so the shares are those of a
+slower worker. Needs the extra `bench` and the right to trace processes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gateway.bench.scenario import Scenario
 
 LOOKS_PER_S = 200
-# The first that fits a frame wins; frames are looked at from the innermost outwards.
+# The first pattern that matches a frame wins; frames are tried from the innermost outwards.
 COMPONENTS: tuple[tuple[str, str], ...] = (
     ("kernel: sockets", r"^_*(libc_)?(send|sendmsg|write|writev|recv|recvmsg|read)\b|^accept|^_*connect\b"),
     ("kernel: sockets", r"^_*(epoll_ctl|syscall|close|shutdown|socket|bind|getsockname|setsockopt|ioctl)\b"),
@@ -56,13 +56,13 @@ _COMPILED = tuple((name, re.compile(pattern)) for name, pattern in COMPONENTS)
 _WAITING = re.compile(
     r"^epoll_p?wait|^PyThread_acquire_lock_timed|^lock_PyThread_acquire_lock|^pthread_cond_(timed)?wait"
 )
-# A wait ends in frames of the C library that have no name.
+# A wait ends in nameless frames of the C library, so look at this many innermost frames.
 _INNERMOST = 4
 REST = "interpreter and the rest"
 
 
 def component_of(frames: Sequence[str]) -> str:
-    """`frames`: outermost first, as py-spy writes them."""
+    """Return the component of a stack. `frames` are outermost first, as py-spy writes them."""
     for frame in reversed(frames):
         for name, pattern in _COMPILED:
             if pattern.search(frame):
@@ -71,7 +71,7 @@ def component_of(frames: Sequence[str]) -> str:
 
 
 def shares(lines: Iterable[str]) -> Counter[str]:
-    """Looks by component, of lines of `frame;frame;... count`."""
+    """Count the looks by component in lines of `frame;frame;... count`."""
     found: Counter[str] = Counter()
     for line in lines:
         stack, _, count = line.rstrip().rpartition(" ")
@@ -82,7 +82,7 @@ def shares(lines: Iterable[str]) -> Counter[str]:
 
 
 def shares_table(found: Mapping[str, int], cpu_ms: float | None) -> str:
-    """`cpu_ms`: of a sample, to be split by the shares."""
+    """Write the shares as a table, and split `cpu_ms` of a sample by them."""
     total = sum(found.values())
     rows = []
     for name, count in sorted(found.items(), key=lambda item: -item[1]):
@@ -92,7 +92,7 @@ def shares_table(found: Mapping[str, int], cpu_ms: float | None) -> str:
 
 
 async def profiled(scenario: Scenario, path: Path) -> float | None:
-    """Writes the stacks of worker 0 to `path`; the CPU of a sample, of all workers, in ms, slowed down by py-spy."""
+    """Write the stacks of worker 0 to `path`, and return the workers' CPU per sample in ms, slowed down by py-spy."""
     async with running_stack(scenario) as deployment:
         spy = await _spy_on(await _first_worker(deployment), path)
         try:
@@ -114,11 +114,11 @@ async def _spy_on(pid: int, path: Path) -> asyncio.subprocess.Process:
 
 
 def py_spy() -> str:
-    """Raises `SystemExit` with what to install."""
+    """Find py-spy. Raises `SystemExit` with the name of the extra to install."""
     beside = Path(sys.executable).with_name("py-spy")
     found = str(beside) if beside.exists() else shutil.which("py-spy")
     if found is None:
-        raise SystemExit("py-spy is not installed; the extra `bench` has it")
+        raise SystemExit("py-spy is not installed; the extra `bench` installs it")
     return found
 
 

@@ -1,15 +1,15 @@
-"""What the gateway costs: parts of a sample beside a baseline each, and whole samples beside their targets.
+"""Measure what the gateway costs: steps of a sample beside baselines, and whole samples beside their targets.
 
     python benchmarks/run.py [--only micro|macro|NAME ...] [--quick] [--rounds N] [--out results.json]
     python benchmarks/run.py --show results.json
 
-Costs are CPU seconds, not wall time: other processes on the machine then matter least. In the micro part the ways of
-doing a thing take turns, and a ratio is the median of the rounds' own ratios. The macro part runs `gateway bench`,
-which compares every token of every sample; a row that is run several times tells the least and the median.
+Costs are CPU seconds, not wall time, so that other processes on the machine matter least. In the micro part the ways
+take turns, and a ratio is the median of the ratios of each round. The macro part runs `gateway bench`, which compares
+every token of every sample; the table shows the least and the median of the rounds of a row.
 
-`--out` adds to a file that is there: parts are replaced, rows of the macro part get further rounds.
+`--out` adds to an existing file: parts of the micro part are replaced, rows of the macro part get further rounds.
 
-Exit code 1 when a result is wrong. `--quick` is a look at whether everything works: its figures say nothing.
+Exit code 1 if a result is wrong. `--quick` only checks that everything works: its figures say nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import uvloop
 from benchmarks.macro import bench_runs
 from benchmarks.macro.rows import ROWS, TARGETS
 from benchmarks.micro import forward, serving, store, wire
-from benchmarks.tables import figures_table
+from benchmarks.tables import figures_table, say
 from benchmarks.turns import Figure, Findings, Plan, WrongResult
 from gateway.bench.watch import procfs
 
@@ -47,7 +47,7 @@ MICRO: dict[str, Callable[[Plan], Coroutine[None, None, Findings]]] = {
 }
 MACRO = {row.name: row for row in ROWS}
 MICRO_ROUNDS, MACRO_ROUNDS, QUICK_ROUNDS = 7, 3, 2
-# As in a worker, for the gateway's way and the baselines alike.
+# The thresholds of a worker, for the gateway's way and the baselines alike.
 GC_THRESHOLDS = (10_000, 0, 2_500)
 
 
@@ -69,16 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def begun(options: argparse.Namespace) -> dict[str, Any]:
-    """What `--out` holds already, or a new document."""
-    fresh = {"machine": msgspec.to_builtins(procfs.machine()), "quick": options.quick, "micro": {}, "macro": {}}
+    """Return a document with what `--out` already holds."""
+    empty = {"machine": msgspec.to_builtins(procfs.machine()), "quick": options.quick, "micro": {}, "macro": {}}
     if options.out is None or not options.out.exists():
-        return fresh
+        return empty
     kept: dict[str, Any] = json.loads(options.out.read_text())
-    return fresh | {part: kept[part] for part in ("micro", "macro")}
+    return empty | {part: kept[part] for part in ("micro", "macro")}
 
 
 def run_all(options: argparse.Namespace, document: dict[str, Any]) -> None:
-    """Into `document`, so that what was measured before a wrong result is kept."""
+    """Add results to `document` as they come, so that those before a wrong result are kept."""
     for name in chosen(options.only, "micro", MICRO):
         document["micro"][name] = run_micro(name, options)
     names = chosen(options.only, "macro", MACRO)
@@ -104,17 +104,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ["micro", "macro", *MICRO, *MACRO]
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--quick", action="store_true", help="a few calls and small runs, in a minute or two")
+    parser.add_argument("--quick", action="store_true", help="only a few calls and small runs, in a minute or two")
     parser.add_argument(
         "--rounds", type=int, help=f"default: {MICRO_ROUNDS} of the micro part, {MACRO_ROUNDS} of the macro part"
     )
-    parser.add_argument("--out", type=Path, help="write everything here too, as JSON")
-    parser.add_argument("--show", type=Path, help="run nothing; the tables of what was written with --out")
+    parser.add_argument("--out", type=Path, help="write all results as JSON")
+    parser.add_argument("--show", type=Path, help="run nothing; print the tables of a file that --out wrote")
     return parser.parse_args(arguments)
 
 
 def chosen(only: Sequence[str] | None, part: str, names: Sequence[str] | dict[str, Any]) -> list[str]:
-    """Of `names`, those that were asked for; all of them when the part was, or nothing was."""
+    """Return the selected `names`, or all of them if their part or nothing was selected."""
     if not only or part in only:
         return list(names)
     return [name for name in names if name in only]
@@ -127,11 +127,6 @@ def run_micro(name: str, options: argparse.Namespace) -> dict[str, Any]:
     found = uvloop.run(MICRO[name](plan))
     say(f"{name}: {len(found.figures)} figures of {plan.rounds} rounds")
     return asdict(found)
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What a small sample costs a worker between the routes, the store and the upstream's socket, in CPU time.
+"""Measure what a small sample costs a worker between the routes, the store and the upstream's socket, in CPU time.
 
     python -m benchmarks.sample_way [--samples N] [--in-flight C] [--rounds R]
 
-The dispatcher, polls, executor, forwarder and HTTP client of a worker. What is beneath them are stand-ins that answer
-in the next turn of the loop; what reads and writes bodies answers at once, so that the figure moves with the code in
-between. With one round it is for an instruction counter: the difference between N and 2N samples is N samples.
+It runs the dispatcher, polls, executor, forwarder and HTTP client of a worker. The store and the socket below them are
+stand-ins that answer in the next turn of the loop, and bodies are read and written at no cost, so that the figure
+depends on the code in between. One round suits an instruction counter: 2N samples minus N samples are N samples.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LARGEST_BYTES = 2**26
 
 
 class Transport(asyncio.Transport):
-    """Answers every write with the same reply in the next turn."""
+    """A transport that answers every write with the same reply in the next turn."""
 
     def __init__(self, connection: UpstreamConnection, reply: bytes) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Transport(asyncio.Transport):
 
 
 class Dialler:
-    """Every connection has a socket on which nothing arrives."""
+    """A dialler whose connections have a socket on which nothing arrives."""
 
     def __init__(self, reply: bytes) -> None:
         self._reply = reply
@@ -91,7 +91,7 @@ class Dialler:
 
 
 class InstantStore:
-    """Takes every beginning and ending; the rest is the in-memory store's."""
+    """A store that accepts every begin and settle; the rest is the in-memory store's."""
 
     def __init__(self, beneath: object) -> None:
         self._beneath = beneath
@@ -148,7 +148,7 @@ class Way:
         _bypass_the_wire(self._spec, reply)
 
     async def sample(self, number: int) -> None:
-        """As the routes do it: submitted, then polled for."""
+        """Submit a sample and poll for it, as the routes do."""
         parts, of = self._parts, self._session
         await parts.sessions.require_alive(of.session_id)
         await self._dispatcher.submit(of, number, self._spec, TARGET, ANONYMOUS)
@@ -171,7 +171,7 @@ class Way:
 
 
 def _bypass_the_wire(spec: SampleSpec, reply: bytes) -> None:
-    """Bodies are others' figures (`benchmarks/micro/wire.py`)."""
+    """Replace the translation of bodies, which `benchmarks/micro/wire.py` measures."""
     (call,) = vllm.plan_calls(spec, TARGET.upstream_name, TARGET.context_tokens)
     decoded = vllm.decode_reply(call, spec, reply)
     assert isinstance(decoded, vllm.Decoded)
@@ -184,7 +184,7 @@ def _bypass_the_wire(spec: SampleSpec, reply: bytes) -> None:
 
 
 async def measure(samples: int, in_flight: int, rounds: int) -> float:
-    """Microseconds for each sample: the least of the rounds."""
+    """Return the microseconds per sample in the best round."""
     way = Way()
     await way.run(in_flight, in_flight)
     gc.collect()

@@ -1,10 +1,10 @@
-"""From one report of `gateway bench` to larger installations: what a sample costs, and what is used up first.
+"""Compute from one report of `gateway bench` what larger installations can do, and what saturates first.
 
     python benchmarks/scaling.py report.json [--workers 16 64] [--shards 6] [--in-flight 1000000] [--seconds 60]
 
-Arithmetic only. A cost is measured per sample; a resource gives so much per second, or holds so much at once; the
-smallest quotient is what saturates first. Samples in flight and samples per second are tied by the time that one takes:
-in flight = rate x seconds. Every assumption that is not in the report is an option, and is printed.
+This is arithmetic only. A sample has a measured cost; a resource has a capacity per second or at once; the resource
+with the smallest quotient saturates first. The time that a sample takes relates the two kinds of limits: in flight =
+rate x seconds. Every assumption that is not in the report is an option, and is printed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.tables import markdown
+from benchmarks.tables import markdown, say
 from shared.core.ports import DEFAULT_RANGE
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
-# What a worker has after its start: interpreter, libraries, application.
+# The memory of an idle worker: interpreter, libraries, application.
 BASE_BYTES = 64.0 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one sample, as measured. A wire's bytes are those of its busier direction: links carry both at once.
+    """The measured costs of one sample. Bytes are those of a wire's busier direction, since links carry both at once.
 
-    `memory_bytes`: of a worker, while the sample is in flight. `kept_bytes`: of Redis, while the result is kept.
-    `connections`: descriptors of workers per sample in flight.
+    `memory_bytes` is a worker's memory while the sample is in flight, `kept_bytes` that of Redis while the result is
+    kept, and `connections` the workers' file descriptors while it is in flight.
     """
 
     worker_cpu_s: float
@@ -52,10 +52,10 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An installation. `shards`: masters of a cluster; 1 is a single server.
+    """An installation. `shards` is the number of masters of a Redis cluster; 1 is a single server.
 
-    `cluster_factor`: Redis' CPU per sample on a cluster over that on one server. `utilisation`: how much of a core, a
-    link or a memory is used when it counts as full. Each worker has a core and a source IP of its own.
+    `cluster_factor` is Redis's CPU per sample on a cluster relative to one server. `utilisation` is the share of a
+    core, a link or a memory at which it counts as full. Each worker has its own core and source IP.
     """
 
     workers: int
@@ -72,20 +72,20 @@ class Site:
     base_bytes: float = BASE_BYTES
 
     def redis_cpu_s(self, costs: Costs) -> float:
-        """Of all servers together."""
+        """Return Redis's CPU per sample, of all servers together."""
         return costs.redis_cpu_s * (self.cluster_factor if self.shards > 1 else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What `resource` allows: samples per second, or samples in flight."""
+    """The samples per second, or in flight, that `resource` allows."""
 
     resource: str
     samples: float
 
 
 def costs_of(report: Report, base_bytes: float = BASE_BYTES) -> Costs:
-    """`base_bytes`: of an idle worker. Raises `ValueError` for a report that lacks one of the figures."""
+    """Read the costs from a report. Raises `ValueError` if one is missing. `base_bytes`: memory of an idle worker."""
     samples = _of(report, "samples", "completed")
     in_flight = _of(report, "config", "concurrency")
     workers = _of(report, "gateway", "workers")
@@ -107,7 +107,7 @@ def _of(report: Report, *names: str) -> float:
     for name in names:
         value = (value or {}).get(name)
     if not value:
-        raise ValueError(f"the report has no {'.'.join(names)}; scaling needs a run that bench has started itself")
+        raise ValueError(f"the report has no {'.'.join(names)}; scaling needs a run in which bench started the gateway")
     return float(value)
 
 
@@ -116,7 +116,7 @@ def _busier(report: Report, wire: str) -> float:
 
 
 def rate_limits(costs: Costs, site: Site) -> list[Limit]:
-    """Samples per second, the lowest first. Redis runs commands on one core per server."""
+    """Return the limits in samples per second, the lowest first. Redis runs commands on one core per server."""
     available = site.utilisation
     link = site.link_bytes_s * available
     limits = [
@@ -130,7 +130,7 @@ def rate_limits(costs: Costs, site: Site) -> list[Limit]:
 
 
 def in_flight_limits(costs: Costs, site: Site) -> list[Limit]:
-    """Samples in flight at once, the lowest first."""
+    """Return the limits in samples in flight at once, the lowest first."""
     memory_bytes = site.worker_memory_bytes * site.utilisation - site.base_bytes
     limits = [
         Limit("--max-in-flight", site.workers * site.in_flight_limit),
@@ -143,7 +143,7 @@ def in_flight_limits(costs: Costs, site: Site) -> list[Limit]:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What so many samples in flight take, when each takes `seconds`. Bytes per second are of all links together."""
+    """The resources for `in_flight` samples that take `seconds` each. Bytes per second are those of all links."""
 
     in_flight: int
     seconds: float
@@ -160,7 +160,7 @@ class Needs:
 
 
 def needs(costs: Costs, site: Site, in_flight: int, seconds: float, kept_s: float) -> Needs:
-    """`site`'s numbers of workers and shards are not looked at. `kept_s`: how long Redis keeps a result."""
+    """Compute the resources; the numbers of workers and shards of `site` are ignored. Redis keeps results `kept_s`."""
     rate = in_flight / seconds
     one = replace(site, workers=1)
     wanted = {limit.resource: in_flight / limit.samples for limit in in_flight_limits(costs, one)}
@@ -184,7 +184,7 @@ def needs(costs: Costs, site: Site, in_flight: int, seconds: float, kept_s: floa
 
 
 def shards_for(costs: Costs, site: Site, rate: float) -> int:
-    """How many masters this rate takes: one, or those of a cluster, which has three at least."""
+    """Return the number of Redis masters for this rate: one, or those of a cluster, which has at least three."""
     if rate * costs.redis_cpu_s <= site.utilisation:
         return 1
     return max(3, math.ceil(rate * costs.redis_cpu_s * site.cluster_factor / site.utilisation))
@@ -253,19 +253,21 @@ def _needs_row(need: Needs) -> list[str]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", type=Path, help="what `gateway bench --json` wrote, without --url")
+    parser.add_argument("report", type=Path, help="the file that `gateway bench --json` wrote, without --url")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 16, 64])
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 6], help="masters of Redis; 1 is a single server")
     parser.add_argument("--workers-per-host", type=int, default=16)
     parser.add_argument("--cluster-factor", type=float, default=2.0, help="Redis' CPU on a cluster over one server's")
     parser.add_argument("--utilisation", type=float, default=0.7)
-    parser.add_argument("--link-gbit", type=float, default=10.0, help="of each gateway host and each Redis server")
+    parser.add_argument(
+        "--link-gbit", type=float, default=10.0, help="network of each gateway host and each Redis server"
+    )
     parser.add_argument("--upstream-addresses", type=int, default=1)
-    parser.add_argument("--open-files", type=int, default=1_048_576, help="limit of each worker")
+    parser.add_argument("--open-files", type=int, default=1_048_576, help="limit of open files of each worker")
     parser.add_argument("--worker-memory-gib", type=float, default=4.0)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[131_072, 1_000_000])
-    parser.add_argument("--seconds", type=float, nargs="+", default=[30.0, 120.0], help="that a sample takes")
-    parser.add_argument("--kept-seconds", type=float, default=330.0, help="that Redis keeps a result")
+    parser.add_argument("--seconds", type=float, nargs="+", default=[30.0, 120.0], help="duration of a sample")
+    parser.add_argument("--kept-seconds", type=float, default=330.0, help="how long Redis keeps a result")
     return parser.parse_args(arguments)
 
 
@@ -296,28 +298,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for in_flight in options.in_flight
         for seconds in options.seconds
     ]
-    say(costs_table(costs))
-    say(sites_table(costs, sites))
-    say(needs_table(found))
-    say(assumptions(options))
+    say("\n\n".join([costs_table(costs), sites_table(costs, sites), needs_table(found), assumptions(options)]))
     return 0
 
 
 def assumptions(options: argparse.Namespace) -> str:
-    told = [f"--{name.replace('_', '-')} {_shown(value)}" for name, value in vars(options).items() if name != "report"]
-    return "Assumed: " + ", ".join(told)
+    flags = [f"--{name.replace('_', '-')} {_shown(value)}" for name, value in vars(options).items() if name != "report"]
+    return "Assumed: " + ", ".join(flags)
 
 
 def _shown(value: Any) -> str:
-    return " ".join(f"{part:g}" if isinstance(part, float) else str(part) for part in _as_list(value))
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n\n")
+    parts = value if isinstance(value, list) else [value]
+    return " ".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts)
 
 
 if __name__ == "__main__":

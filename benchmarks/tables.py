@@ -1,7 +1,8 @@
-"""Findings for people: Markdown, which reads as plain text too."""
+"""Write results as Markdown tables, which read well as plain text too."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,16 +11,18 @@ if TYPE_CHECKING:
     from benchmarks.turns import Figure
 
 
+def say(text: str) -> None:
+    """Print at once, so that a long run shows its progress."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose columns are as wide as their widest cell."""
-    lines = [list(header), *[list(row) for row in rows]]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    shown = [_line(line, widths) for line in lines]
-    return "\n".join([shown[0], _line(["-" * width for width in widths], widths), *shown[1:]])
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+    """Return a table whose columns are as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, ["-" * width for width in widths], *rows]
+    padded = ([cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] for cells in lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
 
 
 def figures_table(figures: Sequence[Figure]) -> str:
@@ -33,7 +36,7 @@ def _figure_row(figure: Figure) -> list[str]:
 
 
 def shown_us(cost_us: float) -> str:
-    """Three digits that count, with a unit."""
+    """Format a cost with three significant digits and a unit."""
     return (
         f"{cost_us:.1f} us" if cost_us < 100 else f"{cost_us:.0f} us" if cost_us < 1_000 else _shown_ms(cost_us / 1e3)
     )

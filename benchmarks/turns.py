@@ -1,8 +1,8 @@
-"""CPU of this process per call, for several ways of doing one thing, taken in turns.
+"""Measure the CPU of this process per call, for several ways of doing one thing that take turns.
 
 Other processes slow a machine down from one second to the next. So the ways take turns within a round, the order
-rotates, and a ratio is the median of the rounds' own ratios: what disturbs a round disturbs both sides of it. The least
-of the rounds is the cost without neighbours, the median what was seen.
+rotates, and a ratio is the median of the ratios of each round: a disturbance of a round affects both sides. The least
+of the rounds is the cost without disturbance, the median the cost as seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class WrongResult(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """`work(calls)` does the thing so many times. It raises `WrongResult` when that did not come about."""
+    """One way. `work(calls)` does the thing that many times, and raises `WrongResult` if it failed."""
 
     name: str
     work: Callable[[int], Awaitable[None]]
@@ -31,7 +31,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing that is done; the gateway's way stands first, baselines follow."""
+    """One thing to do; the gateway's way comes first, then the baselines."""
 
     name: str
     calls: int
@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`ratio`: this contender's cost over that of the case's first one; None for the first one itself."""
+    """The cost of one contender. `ratio` is relative to the case's first contender, and None for that one."""
 
     case: str
     contender: str
@@ -53,7 +53,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to do: `quick` is for a look and for tests, not for figures."""
+    """How much to do. `quick` is for tests; its figures say nothing."""
 
     rounds: int = 7
     quick: bool = False
@@ -64,14 +64,14 @@ class Plan:
 
 @dataclass(slots=True)
 class Findings:
-    """`notes`: what was left out, and what else should be known, a sentence each."""
+    """The results of one part. `notes` are sentences: what was left out, and what else to know."""
 
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def each_time(once: Callable[[], object]) -> Callable[[int], Awaitable[None]]:
-    """Work that calls a plain function."""
+    """Turn a plain function into work."""
 
     async def work(calls: int) -> None:
         for _ in range(calls):
@@ -81,7 +81,7 @@ def each_time(once: Callable[[], object]) -> Callable[[int], Awaitable[None]]:
 
 
 async def measure(case: Case, rounds: int) -> list[Figure]:
-    """One figure per contender, in their order. Raises what their work raises."""
+    """Return one figure per contender, in their order. Raises what their work raises."""
     for contender in case.contenders:
         await contender.work(max(1, case.calls // 10))
     costs_us: list[list[float]] = [[] for _ in case.contenders]
@@ -102,12 +102,12 @@ async def _turn_us(contender: Contender, calls: int) -> float:
 
 
 def rotated(count: int, by: int) -> list[int]:
-    """0..count-1, beginning with another one each time."""
+    """Return 0..count-1, beginning at `by`."""
     return [(by + offset) % count for offset in range(count)]
 
 
 def figure(case: Case, name: str, costs_us: Sequence[float], ours_us: Sequence[float] | None) -> Figure:
-    """`ours_us`: the first contender's costs of the same rounds."""
+    """Build one figure. `ours_us` holds the costs of the first contender in the same rounds."""
     ratio = None
     if ours_us is not None:
         ratio = statistics.median(theirs / ours for theirs, ours in zip(costs_us, ours_us, strict=True))

@@ -1,13 +1,12 @@
-"""How long until a list of upstreams that is published has reached every worker of every host.
+"""Measure how long a published list of upstreams takes to reach every worker of every host.
 
     python -m benchmarks.upstream_list --changes 20
     python -m benchmarks.upstream_list --pause 0      one change right after the other
 
-Two gateways of two workers each on one Redis, each worker with a source IP of its own, under a small load of OpenAI's
-completions. The list is changed from one simulated vLLM to another and back, by `PUT /upstreams` at one of the
-gateways. A change has arrived when all four workers have run a completion at the new one, as that one counts them; so
-what is told holds the PUT itself, and the wait for the next completion of the slowest worker. Exit code 1 when a change
-took more than a second.
+Two gateways with two workers each share one Redis and run a small load of OpenAI completions; each worker has its own
+source IP. `PUT /upstreams` at one gateway changes the list from one simulated vLLM to another and back. A change has
+arrived when the new vLLM has counted a completion from each of the four workers. So the figure includes the PUT itself
+and the wait for the next completion of the slowest worker. Exit code 1 if a change took more than a second.
 """
 
 from __future__ import annotations
@@ -54,17 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         upstreams = [fleet.start_upstream() for _ in range(2)]
         hosts = [fleet.start_host("--source-ips", ",".join(ips)) for ips in SOURCE_IPS]
         took_s = asyncio.run(measure(upstreams, hosts, options.changes, options.pause))
-    return tell(took_s)
+    return report_on(took_s)
 
 
 async def measure(
     upstreams: Sequence[Simulator], hosts: Sequence[Gateway], changes: int, pause_s: float
 ) -> list[float]:
-    # A connection for each request: the kernel spreads them over the workers.
+    # A new connection for each request, so that the kernel spreads them over the workers.
     connector = aiohttp.TCPConnector(force_close=True, limit=0)
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
         callers = [group.create_task(call(session, host)) for host in hosts for _ in range(_CALLERS_PER_HOST)]
-        # Both are on the list of the flags: nothing is learned from the first change.
+        # Both upstreams are listed at the start, so the first change shows nothing.
         await change(session, hosts[0], upstreams[1])
         took_s = []
         for number in range(changes):
@@ -76,7 +75,7 @@ async def measure(
 
 
 async def call(session: aiohttp.ClientSession, host: Gateway) -> None:
-    """Until it is cancelled."""
+    """Send completions until cancelled."""
     while True:
         async with session.post(f"{host.url}/v1/completions", json=_ASKED) as response:
             response.raise_for_status()
@@ -85,7 +84,7 @@ async def call(session: aiohttp.ClientSession, host: Gateway) -> None:
 
 
 async def change(session: aiohttp.ClientSession, host: Gateway, to: Simulator) -> float:
-    """Seconds from the PUT until all workers have asked the new one."""
+    """Publish `to`, and return the seconds until all workers have used it."""
     before = await asked_by(session, to)
     began_s = time.monotonic()
     async with session.put(f"{host.admin_url}/upstreams", json=[to.url]) as response:
@@ -99,14 +98,14 @@ async def change(session: aiohttp.ClientSession, host: Gateway, to: Simulator) -
 
 
 async def asked_by(session: aiohttp.ClientSession, simulator: Simulator) -> dict[str, int]:
-    """Completions by the address that they came from."""
+    """Return the simulator's completions by source address."""
     async with session.get(f"{simulator.url}/_sim/stats") as response:
         stats: dict[str, Any] = await response.json()
     found: dict[str, int] = stats["by_source_ip"]
     return found
 
 
-def tell(took_s: Sequence[float]) -> int:
+def report_on(took_s: Sequence[float]) -> int:
     ordered = sorted(took_s)
     p90 = ordered[-(-len(ordered) * 9 // 10) - 1]
     sys.stdout.write(

@@ -1,4 +1,4 @@
-"""What the gateway is compared with: the usual way to do each part, written for the purpose."""
+"""The baselines: the usual way to do each step with a well-known library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 
 def notes_on_missing(part: str, package: str) -> list[str]:
-    """A sentence when the baseline of `part` cannot be run; empty when it can."""
+    """Return a sentence if the package for the baseline of `part` is not installed."""
     if find_spec(package) is not None:
         return []
-    return [f"{part}: no baseline, since {package} is not installed; the extra `bench` has it"]
+    return [f"{part}: no baseline, since {package} is not installed; the extra `bench` installs it"]

@@ -1,4 +1,4 @@
-"""Forwarding with an aiohttp session, without a limit of connections."""
+"""Forward with an aiohttp session, without a limit on connections."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class AiohttpForwarder:
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        """The body of a 200. Raises `aiohttp.ClientError`."""
-        told = {**headers, "Content-Type": "application/json"}
-        async with self._session.post(url, data=body, headers=told) as response:
+        """Return the body of a 200. Raises `aiohttp.ClientError`."""
+        headers = {**headers, "Content-Type": "application/json"}
+        async with self._session.post(url, data=body, headers=headers) as response:
             response.raise_for_status()
             return await response.read()
 

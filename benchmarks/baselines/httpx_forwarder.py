@@ -1,4 +1,4 @@
-"""Forwarding with httpx, without a limit of connections: what a small server in front of vLLM starts with."""
+"""Forward with httpx, without a limit on connections, as a small server in front of vLLM would."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class HttpxForwarder:
         self._client = httpx.AsyncClient(limits=limits, timeout=None, trust_env=False)
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        """The body of a 200. Raises `httpx.HTTPError`."""
-        told = {**headers, "Content-Type": "application/json"}
+        """Return the body of a 200. Raises `httpx.HTTPError`."""
+        headers = {**headers, "Content-Type": "application/json"}
         for _ in range(ATTEMPTS - 1):
             try:
-                return (await self._client.post(url, content=body, headers=told)).raise_for_status().content
+                return (await self._client.post(url, content=body, headers=headers)).raise_for_status().content
             except httpx.TransportError:
-                # A kept connection that was closed meanwhile is the caller's business.
+                # httpx leaves a kept connection that was closed meanwhile to the caller.
                 continue
-        return (await self._client.post(url, content=body, headers=told)).raise_for_status().content
+        return (await self._client.post(url, content=body, headers=headers)).raise_for_status().content
 
     async def close(self) -> None:
         await self._client.aclose()

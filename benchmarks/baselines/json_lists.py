@@ -1,6 +1,6 @@
-"""Bodies through a JSON library and Python lists: an object per token, as servers of this protocol usually do it.
+"""Read and write bodies with a JSON library and Python lists: one object per token, as most servers do.
 
-`loads` and `dumps` are those of `json` or of `orjson`.
+`loads` and `dumps` come from `json` or `orjson`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _sequence(choice: dict[str, Any]) -> Sequence:
 
 
 def encode_result(sequences: list[Sequence], dumps: Dumps) -> bytes:
-    """The result as the SDK's JSON."""
+    """Write the result as the SDK's JSON."""
     return _bytes(
         dumps(
             {
@@ -53,7 +53,7 @@ def encode_result(sequences: list[Sequence], dumps: Dumps) -> bytes:
 
 
 def build_request(body: bytes, model: str, loads: Loads, dumps: Dumps) -> bytes:
-    """The request to `/v1/completions` for the SDK's `asample`."""
+    """Turn the SDK's `asample` into a request to `/v1/completions`."""
     asked = loads(body)
     prompt = [int(token) for chunk in asked["prompt"]["chunks"] for token in chunk["tokens"]]
     params = asked["sampling_params"]

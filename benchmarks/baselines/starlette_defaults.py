@@ -1,4 +1,4 @@
-"""Endpoints as uvicorn and Starlette serve them when nothing is changed: its own server, routes, an access log."""
+"""Serve endpoints with uvicorn and Starlette in their default configuration: their server, routes and access log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Server(uvicorn.Server):
-    """Tells when it has started."""
+    """A server that sets an event when it has started."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -48,10 +48,10 @@ async def retrieve_future(request: Request) -> JSONResponse:
 
 @contextmanager
 def access_log() -> Iterator[None]:
-    """What is served in the block is noted, to memory.
+    """Write an access log to memory until the end of the block.
 
-    uvicorn notes the requests of every connection that is made while its logger has a handler: of all servers in the
-    process, so that the others are not to be asked meanwhile.
+    uvicorn logs the requests of every connection that is opened while its logger has a handler, for all servers of the
+    process: nothing may use the other servers meanwhile.
     """
     handler = logging.StreamHandler(io.StringIO())
     handler.setFormatter(uvicorn.logging.AccessFormatter('%(client_addr)s - "%(request_line)s" %(status_code)s'))
@@ -66,11 +66,11 @@ def access_log() -> Iterator[None]:
 
 @asynccontextmanager
 async def serving(listener: socket.socket) -> AsyncIterator[None]:
-    """Until the end of the block."""
+    """Serve until the end of the block."""
     endpoints = {"/api/v1/session_heartbeat": heartbeat, "/api/v1/retrieve_future": retrieve_future}
     app = Starlette(routes=[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()])
     server = _Server(uvicorn.Config(app, log_config=None))
-    # `serve` would take the signals, which stay with whoever runs the benchmarks.
+    # `serve` would install signal handlers, which belong to the benchmark.
     running = asyncio.create_task(server._serve(sockets=[listener]))
     try:
         await server.accepting.wait()

@@ -1,1 +1,1 @@
-"""Whole samples: rows of the table of targets, each one run of `gateway bench`."""
+"""Measure whole samples: each row of the table of targets is one run of `gateway bench`."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Reports = Mapping[str, Sequence[Report]]
 
 MIB: Final = 1024 * 1024
-# A quick run is for a look at whether everything works: an eighth of everything at most.
+# A quick run only checks that everything works.
 _QUICK_SHARE: Final = 32
 _QUICK_CONCURRENCY: Final = 16
 _QUICK_TOKENS: Final = 2_048
@@ -25,7 +25,7 @@ _QUICK_TOKENS: Final = 2_048
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run of `gateway bench`. `mode`: how the simulated vLLM spends its time."""
+    """One run of `gateway bench`. `mode` is the mode of the simulated vLLM."""
 
     name: str
     concurrency: int
@@ -49,7 +49,7 @@ class Row:
         )
 
     def arguments(self) -> list[str]:
-        """Of `gateway bench`; the seed is fixed, so that every run asks for the same."""
+        """Return the arguments of `gateway bench`; the seed is fixed, so that every run draws the same samples."""
         waiting = "--session-poll" if self.session_poll else "--no-session-poll"
         numbers = {
             "--samples": self.samples,
@@ -60,13 +60,13 @@ class Row:
             "--client-processes": self.client_processes,
             "--seed": 1,
         }
-        told = [word for flag, number in numbers.items() for word in (flag, str(number))]
-        return [*told, "--vllm-mode", self.mode, *(("--gen-seconds", "1") if self.mode == "barrier" else ()), waiting]
+        flags = [text for flag, number in numbers.items() for text in (flag, str(number))]
+        return [*flags, "--vllm-mode", self.mode, *(("--gen-seconds", "1") if self.mode == "barrier" else ()), waiting]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`value` of a report of `row` is to be at most `limit`, or `limit` times that of the row `relative_to`."""
+    """An upper limit: `value` of a report of `row` is at most `limit`, or `limit` times that of `relative_to`."""
 
     what: str
     row: str
@@ -78,7 +78,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`limit` in the unit of `least` and `median`. `met`: judged by the least, since neighbours only ever add."""
+    """A target and its measurements. `met` is judged by the least, since other programs only ever add CPU."""
 
     target: Target
     limit: float | None
@@ -91,12 +91,12 @@ class Verdict:
 
 
 def cpu_ms(report: Report) -> float | None:
-    """Of the worker processes, per sample."""
+    """Return the CPU of the worker processes per sample."""
     return _number(report["gateway"]["cpu_ms_per_sample"])
 
 
 def worker_mib(report: Report) -> float | None:
-    """The largest worker at its largest."""
+    """Return the peak memory of the largest worker."""
     peak_bytes = _number(report["gateway"]["peak_rss_bytes_per_worker"])
     return None if peak_bytes is None else peak_bytes / MIB
 
@@ -178,7 +178,7 @@ def _values(target: Target, reports: Sequence[Report]) -> list[float]:
 
 
 def memory_bytes_per_in_flight(small: Report, large: Report) -> float | None:
-    """How much a worker's peak grows with each sample in flight, from two reports that differ in that."""
+    """Return the growth of the workers' peak per sample in flight, from two reports that differ in that number."""
     grown = [_number(report["gateway"]["peak_rss_bytes"]) for report in (small, large)]
     more = large["config"]["concurrency"] - small["config"]["concurrency"]
     return None if None in grown or more <= 0 else (grown[1] - grown[0]) / more  # type: ignore[operator]

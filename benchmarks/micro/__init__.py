@@ -1,1 +1,1 @@
-"""Parts of a sample in this process: its CPU per call, beside that of a baseline."""
+"""Measure the steps of a sample in this process: CPU per call, beside a baseline."""

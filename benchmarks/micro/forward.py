@@ -1,8 +1,8 @@
-"""One exchange with an upstream, at several numbers in flight: the worker's forwarder, aiohttp, and httpx.
+"""Measure one exchange with an upstream, at several numbers in flight: the worker's forwarder, aiohttp, and httpx.
 
 The upstream is a simulated vLLM in a process of its own that answers at once; prompts have 128 tokens, results 64. Each
-turn opens its own connections and closes them at its end, since two pools of 16,384 do not fit under a limit of
-20,000 open files; a turn has at least four exchanges per connection.
+turn opens its own connections and closes them at its end, since two pools of 16,384 exceed a limit of 20,000 open
+files; a turn has at least four exchanges per connection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 IN_FLIGHT = (64, 512, 4_096, 16_384)
 QUICK_IN_FLIGHT = (16,)
-# httpx looks at every connection of its pool at each request: 4,096 of them take minutes.
+# httpx searches its whole pool at each request, which takes minutes with 4,096 connections.
 HTTPX_IN_FLIGHT_AT_MOST = 512
 LEAST_EXCHANGES = 4_000
 EXCHANGES_PER_CONNECTION = 4
@@ -59,7 +59,7 @@ class OurWay:
     async def exchange(self) -> bytes:
         reply = await self._forwarder.post(self._upstream, self._upstream.completions_url, self._body, HEADERS)
         if not isinstance(reply, bytes):
-            raise WrongResult(f"the forwarder came home with {reply}")
+            raise WrongResult(f"the forwarder returned {reply}")
         return reply
 
     async def close(self) -> None:
@@ -68,7 +68,7 @@ class OurWay:
 
 
 class Library(Protocol):
-    """What a baseline offers."""
+    """The interface of a baseline."""
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> bytes: ...
 
@@ -88,7 +88,7 @@ class LibraryWay:
 
 
 def turn(open_way: Callable[[], Way], in_flight: int) -> Callable[[int], Awaitable[None]]:
-    """Work that opens its connections, makes its exchanges with `in_flight` of them at a time, and closes."""
+    """Return work that opens connections, makes its exchanges with `in_flight` at a time, and closes them."""
 
     async def work(calls: int) -> None:
         way, left = open_way(), iter(range(calls))
@@ -106,7 +106,7 @@ def turn(open_way: Callable[[], Way], in_flight: int) -> Callable[[int], Awaitab
 
 
 def require_result(reply: bytes) -> None:
-    """Looks at the end only: reading it whole would be most of the cost."""
+    """Check the end of the reply only, since parsing all of it would be most of the cost."""
     if not reply.endswith(b'"metrics":null}'):
         raise WrongResult(f"the upstream's reply ends with {reply[-40:]!r}")
 
@@ -154,4 +154,4 @@ async def _require_right(url: str) -> None:
     finally:
         await way.close()
     if len(reply["choices"][0]["token_ids"]) != MAX_TOKENS:
-        raise WrongResult("the simulated vLLM made another number of tokens than it was asked for")
+        raise WrongResult("the simulated vLLM generated a wrong number of tokens")

@@ -1,4 +1,4 @@
-"""Serving small requests: the worker's server and application, and uvicorn with Starlette as they come.
+"""Measure small requests: the worker's server and application, and uvicorn with Starlette as they come.
 
 Heartbeats, which go by ASGI, and polls for a sample whose result is ready, a hot route that is served without. They
 come from a client process that keeps and closes connections as the SDK does, so most come over a new one. Behind ours
@@ -62,7 +62,7 @@ def _load(url: str, call: str, of_id: str) -> Callable[[int], Awaitable[None]]:
 
 
 def _noted(work: Callable[[int], Awaitable[None]]) -> Callable[[int], Awaitable[None]]:
-    """With an access log, for as long as it is the baseline's turn: ours has none."""
+    """Wrap the baseline's work in an access log, which is its default; the gateway has none."""
 
     async def with_log(calls: int) -> None:
         with starlette_defaults.access_log():

@@ -1,4 +1,4 @@
-"""What a sample costs in the store: begin, settle, announce, read and mark as retrieved, on private servers.
+"""Measure what a sample costs in the store: begin, settle, announce, read and mark as retrieved, on private servers.
 
 64 callers at once, as on a busy worker; results of 200 bytes. The servers' CPU and the number of commands are notes,
 since they do not belong to this process.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CALLERS = 64
 CALLS_EACH = 100
-# One keeps its log on one node of a cluster; sixteen are on all of three.
+# A session keeps its log on one node of a cluster; sixteen sessions are spread over all three.
 SESSIONS = 16
 MASTERS = 3
 TTL_S = 60.0
@@ -43,7 +43,7 @@ CLAIM = Claim("benchmark-000000", 1, 1, bytes(16))
 
 
 class Load:
-    """`CALLERS` callers that each do one sample after another; no sample is done twice."""
+    """Work by `CALLERS` callers that each do one sample after another; no sample is done twice."""
 
     def __init__(self, sample: OneSample) -> None:
         self._sample = sample
@@ -127,7 +127,7 @@ def _our_sample(ours: RedisStore | ClusterStore) -> OneSample:
         ours.announce(key.session_key, key.seq_id)
         record = await ours.read(key)
         if record is None or record.payload != PAYLOAD:
-            raise WrongResult(f"the store has something else as sample {number}")
+            raise WrongResult(f"the store returned a wrong record for sample {number}")
         await ours.mark_retrieved([key], ttl_s=TTL_S)
 
     return sample
@@ -137,7 +137,7 @@ def _their_sample(baseline: RedisCommands) -> OneSample:
     async def sample(number: int) -> None:
         key, now_ms = SampleKey(f"session-{number % SESSIONS}", number), time.time_ns() // 1_000_000
         if await baseline.sample(key, CLAIM, PAYLOAD, int(TTL_S * 1000), now_ms) != PAYLOAD:
-            raise WrongResult(f"Redis has something else as sample {number}")
+            raise WrongResult(f"redis-py returned a wrong record for sample {number}")
 
     return sample
 

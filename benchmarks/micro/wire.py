@@ -1,4 +1,4 @@
-"""Translating: requests on their way up, replies on their way down."""
+"""Measure the translation of requests to the upstream's, and of replies to the SDK's results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GENERATION = vllm.UpstreamCall(b"", 1, False, vllm.UpstreamProtocol.GENERATE)
 
 
 async def decode(plan: Plan) -> Findings:
-    """A reply's body to packed sequences."""
+    """Measure a reply's body to packed sequences."""
     figures: list[Figure] = []
     for tokens in REPLY_TOKENS[: 2 if plan.quick else None]:
         figures += await measure(decode_case(tokens, plan.calls(_calls(tokens))), plan.rounds)
@@ -45,7 +45,7 @@ async def decode(plan: Plan) -> Findings:
 
 
 async def generations(plan: Plan) -> Findings:
-    """The same replies and requests by vLLM's two endpoints: the baseline is that by `/v1/completions`."""
+    """Compare vLLM's two endpoints on the same replies and requests; `/v1/completions` is the baseline."""
     figures: list[Figure] = []
     for tokens in REPLY_TOKENS[: 2 if plan.quick else None]:
         figures += await measure(generation_case(tokens, plan.calls(_calls(tokens))), plan.rounds)
@@ -55,7 +55,7 @@ async def generations(plan: Plan) -> Findings:
 
 
 async def encode(plan: Plan) -> Findings:
-    """Packed sequences to the SDK's protobuf; the baseline keeps lists and makes the SDK's JSON of them."""
+    """Measure packed sequences to the SDK's protobuf; the baseline writes lists as the SDK's JSON."""
     figures: list[Figure] = []
     for tokens in REPLY_TOKENS[: 2 if plan.quick else None]:
         figures += await measure(encode_case(tokens, plan.calls(_calls(tokens))), plan.rounds)
@@ -63,12 +63,12 @@ async def encode(plan: Plan) -> Findings:
 
 
 async def poll(plan: Plan) -> Findings:
-    """The SDK's request for a result."""
+    """Measure the parsing of the SDK's poll for a result."""
     return Findings(await measure(poll_case(plan.calls(_calls(64))), plan.rounds))
 
 
 async def request(plan: Plan) -> Findings:
-    """The SDK's requests to the upstream's: those of one client, one after the other."""
+    """Measure the SDK's requests to the upstream's, with the requests of one client in turn."""
     figures: list[Figure] = []
     for tokens in PROMPT_TOKENS:
         figures += await measure(request_case(tokens, plan.calls(_calls(tokens))), plan.rounds)
@@ -76,7 +76,7 @@ async def request(plan: Plan) -> Findings:
 
 
 def _calls(tokens: int) -> int:
-    """As many as take some tenths of a second."""
+    """Return a number of calls that takes a few tenths of a second."""
     return max(3, min(2_000, 1_000_000 // tokens))
 
 
@@ -94,7 +94,7 @@ def decode_case(tokens: int, calls: int) -> Case:
 def generation_case(tokens: int, calls: int) -> Case:
     completion, generation = bodies.reply_body(tokens), bodies.generation_body(tokens)
     if _decoded(completion) != _decoded(generation, _GENERATION):
-        raise WrongResult("two protocols tell of the same reply differently")
+        raise WrongResult("the two endpoints decode the same reply differently")
     ours = Contender("generate", each_time(partial(_decoded, generation, _GENERATION)))
     theirs = Contender("completions", each_time(partial(_decoded, completion)))
     title = f"decode {tokens:,} tokens ({len(generation):,} and {len(completion):,} bytes)"
@@ -105,7 +105,7 @@ def generation_request_case(tokens: int, calls: int) -> Case:
     body = bodies.asample_body(tokens)
     asked, other = json.loads(_built(body, vllm.UpstreamProtocol.GENERATE)), json.loads(_built(body))
     if asked["token_ids"] != other["prompt"]:
-        raise WrongResult("two protocols ask with different prompts")
+        raise WrongResult("the two endpoints get different prompts")
     ours = Contender("generate", each_time(partial(_built, body, vllm.UpstreamProtocol.GENERATE)))
     theirs = Contender("completions", each_time(partial(_built, body)))
     return Case(f"request of {tokens:,} prompt tokens, by protocol", calls, [ours, theirs])
@@ -115,7 +115,7 @@ def encode_case(tokens: int, calls: int) -> Case:
     body = bodies.reply_body(tokens)
     result, lists = _decoded(body), json_lists.decode_reply(body, orjson.loads)
     if proto.decode_sample_response(proto.encode_sample_response(result)) != result:
-        raise WrongResult("the encoded result reads as another one")
+        raise WrongResult("the encoded result decodes to another one")
     ours = Contender("gateway", each_time(partial(proto.encode_sample_response, result)))
     baselines = [
         Contender(f"{name}, lists", each_time(partial(json_lists.encode_result, lists, dumps)))
@@ -151,7 +151,7 @@ def poll_case(calls: int) -> Case:
 
 
 def _in_turn(way: Callable[[bytes], object], sent: Sequence[bytes]) -> Callable[[], object]:
-    """One after the other, for ever: a body that comes again at once is easier on a processor than clients are."""
+    """Use the bodies in turn, since the same body again and again is easier for a processor than real clients are."""
     following = cycle(sent)
     return lambda: way(next(following))
 
@@ -159,7 +159,7 @@ def _in_turn(way: Callable[[bytes], object], sent: Sequence[bytes]) -> Callable[
 def _decoded(body: bytes, call: vllm.UpstreamCall = _CALL) -> SampleResult:
     reply = vllm.decode_reply(call, _SPEC, body)
     if isinstance(reply, Fault):
-        raise WrongResult(f"the reply is not read: {reply.message}")
+        raise WrongResult(f"the reply is refused: {reply.message}")
     return vllm.combine(_SPEC, [reply])
 
 
