@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from shared.core import ids
 from shared.core.callers import ApiKey, Keyring
 from shared.core.lifecycle import State
-from shared.http.peer import EXTENSION, Connection
+from shared.http.peer import Connection
+from shared.loop.turns import TurnLimit
 from shared.wire.sdk import result
+from tests.exchanges import PER_TURN, Answered, FakeCarrier, request_bytes, service_of
 from tests.waiting import until
 from tests.worker_bench import OWNER, WorkerBench, openai_of, session
 from workers.api.app import PublicApp
@@ -51,17 +53,6 @@ LISTING: Final = json.dumps(
         ]
     }
 ).encode()
-
-
-@dataclass(frozen=True)
-class Answered:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 class FakeUpstream:
@@ -113,6 +104,7 @@ class AppBench(WorkerBench):
         )
         self.housekeeping = Housekeeping(self.parts, owner, self.settings)
         self.app = PublicApp(self.parts)
+        self.edge_turns = TurnLimit(PER_TURN)
 
     def use(self, **parts: Any) -> None:
         """Other parts of `WorkerParts`; to be called before anything is asked."""
@@ -164,30 +156,11 @@ class AppBench(WorkerBench):
         headers = [(b"x-api-key", key.encode())] if key is not None else []
         headers += [(b"accept", accept.encode())] if accept is not None else []
         headers += [(b"traceparent", trace.encode())] if trace is not None else []
-        sent: list[Any] = []
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": data, "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "root_path": "",
-            "query_string": b"",
-            "headers": headers,
-            "extensions": {EXTENSION: connection or Connection()},
-        }
-        await self.app(scope, receive, send)
-        reply_headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        return Answered(
-            sent[0]["status"], reply_headers, b"".join(bytes(message.get("body", b"")) for message in sent[1:])
-        )
+        carrier = FakeCarrier(service_of(self.app.starlette, self.app.hot), connection)
+        carrier.service.turns = self.edge_turns
+        carrier.feed(request_bytes(method, path, headers, data))
+        return await carrier.answered()
 
     async def post(self, path: str, body: Any = None, **more: Any) -> Answered:
         return await self.request("POST", API + path, {} if body is None else body, **more)

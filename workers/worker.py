@@ -67,15 +67,14 @@ class Worker:
         self._edge = Edge(HttpLimits(keep_alive_s=settings.keep_alive_s))
         app = PublicApp(self._parts)
         self._server = PublicServer(
-            app,
+            app.starlette,
             listener,
             self._edge,
             backlog=settings.backlog,
             access_log=settings.access_log,
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
-            direct=app.direct,
-            standing=app.standing,
+            hot=app.hot,
         )
         self._tasks: list[asyncio.Task[None]] = []
 

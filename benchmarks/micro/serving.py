@@ -80,12 +80,11 @@ async def _ours() -> AsyncIterator[tuple[str, str]]:
     expiry = asyncio.create_task(bench.expiry.run())
     with _listener() as listener:
         server = PublicServer(
-            bench.app,
+            bench.app.starlette,
             listener,
             Edge(HttpLimits()),
             backlog=BACKLOG,
-            direct=bench.app.direct,
-            standing=bench.app.standing,
+            hot=bench.app.hot,
         )
         await server.start()
         try:

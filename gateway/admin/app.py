@@ -18,9 +18,9 @@ from gateway.admin.page import json_response, page_routes
 from gateway.admin.report import readiness, status
 from gateway.admin.upstreams import UpstreamsEndpoint
 from shared.core.errors import ConfigError
-from shared.http.connection import protocol_class
 from shared.http.edge import Edge
 from shared.http.head import HttpLimits
+from shared.http.server import uvicorn_protocol
 
 if TYPE_CHECKING:
     import socket
@@ -107,7 +107,7 @@ def admin_server(app: ASGIApp) -> AdminServer:
     config = uvicorn.Config(
         app,
         # The limits and deadlines of the public address, against long heads, slow bodies and slow readers.
-        http=protocol_class(Edge(HttpLimits())),
+        http=uvicorn_protocol(Edge(HttpLimits())),  # type: ignore[arg-type] # it is only called
         loop="none",
         lifespan="off",
         ws="none",

@@ -1,555 +1,334 @@
-"""uvicorn's httptools protocol, with the bounds that it lacks.
+"""One client connection: bytes in, exchanges in order, deadlines, refusals, and its end.
 
-uvicorn runs the application and sends what it says. What is ours:
+The class is what uvicorn's `http` setting takes in place of its own protocol, which has no limit on headers, no
+deadline for a request to arrive, and keeps connections that were reset.
 
-- **Limits while parsing.** httptools keeps a header to itself until the next one begins, so besides counting what it
-  hands over we bound what it swallows without handing anything over.
-- **Framing.** httptools refuses most of what smuggles (Content-Length with Transfer-Encoding, repeated lengths, bare
-  LF, folded lines). It lets pass: codings before `chunked`, a coding that it refuses only after the application was
-  started, trailers (which uvicorn appends to the headers of the running request), HTTP/0.9 and 2.0, and the body of a
-  request that asks for an upgrade, which it then reads as the next request.
-- **Deadlines.** See deadlines.py. They replace uvicorn's keep-alive timer, which outlives a connection that was reset.
-- **Refusals** are JSON, wait for their turn when an earlier request is still being answered, and are followed by a
-  lingering close so that the client can read them. Nobody logs them.
-- **Direct requests.** Those of the hot routes do without ASGI: see direct.py.
+Bytes go to a `RequestParser` (head.py), which calls `request_begins`, `body_arrives` and `request_ends`. For each
+request there is an `Exchange` (exchange.py). Two of them matter here:
 
-A request is in one phase at a time:
+    _arriving    its body is not whole yet; None between requests and within a head
+    _answering   the reply of this one is next. Requests behind it wait in `_pipeline`.
 
-    BETWEEN --first byte--> HEAD --headers whole--> BODY --whole--> BETWEEN
-                              \\----------- refused -----------> REFUSED (input is discarded until the end)
+- **Deadlines** are kept in watchlists that all connections share (edge.py), never in timers of their own.
+- **Refusals** of what is not HTTP are JSON, wait for the replies before them, and are followed by a lingering close so
+  that the client can read them. Nothing is logged: they are the client's mistake.
+- **Discarding.** After a refusal, and after an early reply to a chunked body, nothing is parsed: what still arrives is
+  discarded, up to a limit in bytes on the wire. The rest of a body whose length is known is counted, and the next
+  request comes after it.
+- **Readers that do not read.** While replies wait in our buffers no other request is begun, and the least rate holds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
-from contextlib import suppress
-from enum import Enum
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import get_remote_addr
 
 from shared.config import KIB
-from shared.http import head
-from shared.http.exchange import WHOLE_REPLY, DirectCycle, GatewayCycle, write_reply
-from shared.http.flow import TimedFlow
-from shared.http.head import Refusal
-from shared.http.peer import EXTENSION, SocketConnection
+from shared.http.exchange import Exchange
+from shared.http.head import Ended, Refusal, RequestParser, refusal_of
+from shared.http.peer import Flow, SocketConnection, read_now
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Mapping
-
-    from starlette.types import Scope
-
     from shared.http.edge import Edge
-    from shared.http.exchange import Direct, Standing
-    from shared.loop.turns import TurnLimit
+    from shared.http.exchange import Service
+    from shared.http.peer import Connection
 
-TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-# Names that decide something while the headers still arrive.
-EXPECT = b"expect"
-TRANSFER_ENCODING = b"transfer-encoding"
-CONTENT_LENGTH = b"content-length"
-DECISIVE = frozenset({EXPECT, TRANSFER_ENCODING, CONTENT_LENGTH})
-# ": " and the line's end.
-HEADER_OVERHEAD_BYTES = 4
-# A length of so many is too long in any case, and as a number dear to read.
-_LENGTH_DIGITS = 10
 # A small request, most of them with all of their body.
-_EARLY_BYTES = 16 * KIB
+_EARLY_BYTES: Final = 16 * KIB
 # What the loop reads at once.
-_LATER_BYTES = 256 * KIB
+_LATER_BYTES: Final = 256 * KIB
+# Reading pauses behind so many waiting requests. It goes on behind fewer: a client that leaves would not be noticed.
+_READ_AHEAD: Final = 16
 # What transports begin with.
-_HIGH_WATER_BYTES = 64 * KIB
-# What uvicorn makes anew for each connection.
-_OWN = frozenset({"parser", "pipeline"})
+_HIGH_WATER_BYTES: Final = 64 * KIB
 
 
-class Ended(Exception):
-    """The last reply was given: what the client has sent behind that request is no request any more."""
-
-
-class Phase(Enum):
-    BETWEEN = "between"
-    HEAD = "head"
-    BODY = "body"
-    REFUSED = "refused"
-
-
-# To look a member up costs five times as much as a name of the module's, and these are looked at for each header.
-_BETWEEN, _HEAD, _BODY, _REFUSED = Phase
-
-
-class GatewayProtocol(HttpToolsProtocol):
-    """One client connection. Its class is made by `protocol_class`, which sets `edge`, `direct` and `lane`."""
-
-    edge: ClassVar[Edge]
-    direct: ClassVar[Mapping[tuple[bytes, bytes], Direct]]
-    standing: ClassVar[Mapping[tuple[bytes, bytes], Standing]]
-    lane: ClassVar[TurnLimit | None]
-    # What uvicorn sets in each instance, and is the same in all.
-    _is_common_known: ClassVar[bool] = False
+class ClientConnection(asyncio.Protocol):
+    """One client connection. `descriptor`: None where uvloop has to be asked for it, which costs a system call."""
 
     # Of a connection on which nothing has happened.
-    cycle: GatewayCycle | DirectCycle | None = None  # type: ignore[assignment]
-    # Of the connection; None where uvloop has to be asked for it, which costs an object and a system call.
-    descriptor: int | None = None
-    _phase = _BETWEEN
+    client: tuple[str, int] | None = None
+    _arriving: Exchange | None = None
+    _answering: Exchange | None = None
+    # Sent when the exchanges before it are complete.
     _refusal: bytes | None = None
-    _head_bytes = 0
-    _body_bytes = 0
-    _has_body = False
-    _length: bytes | None = None
-    _is_small_read = False
-    # Its last reply was given before the body of its request was whole.
+    # Nothing is parsed any more.
+    _discards = False
+    # The last reply was given before the body of its request was whole.
     _ends = False
-    # Whether each header is to be looked at: in a head that may become too long, and in a trailer.
-    _looks = True
-    _at_once = 0
+    _answered_at_once = 0
     _discarded_bytes = 0
     _arriving_since_s = 0.0
     _paused_before_s = 0.0
-    _progress = (0, 0, 0)
-    _quiet_bytes = 0
     _unread_bytes = 0
+    transport: asyncio.Transport
+    flow: Flow
+    peer: Connection
+
+    def __init__(self, service: Service, edge: Edge, descriptor: int | None = None) -> None:
+        self.service = service
+        self.edge = edge
+        self._descriptor = descriptor
+        self._pipeline: deque[Exchange] = deque()
+        self._parser = RequestParser(self, edge.limits)
 
     # -- the connection
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        if self._is_common_known:
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self.pipeline = deque()
-            return
-        super().__init__(*arguments, **named)
-        # It looks up two loggers and sets thirty attributes for each connection, at the price of parsing a request.
-        # The class belongs to one server (`protocol_class`): what is no connection's own moves there.
-        for name in vars(self).keys() - _OWN:
-            value = vars(self).pop(name)
-            # A function (the application may be one) would become a method.
-            setattr(type(self), name, staticmethod(value) if hasattr(value, "__get__") else value)
-        type(self)._is_common_known = True
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
-        if self.access_log:
-            super().connection_made(transport)
-        else:
-            # uvicorn asks the kernel for both addresses, which nothing but an access log shows.
-            self.connections.add(self)
-            self.transport = transport
-            self.scheme = "https" if self.config.is_ssl else "http"
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # a stream's, always
+        self.transport = transport
+        self.service.connections.add(self)
+        if self.service.access_log:
+            # Nothing else shows it, and asking is a system call.
+            self.client = get_remote_addr(transport)
         high_water_bytes = self.edge.limits.write_buffer_bytes
         if high_water_bytes != _HIGH_WATER_BYTES:
             transport.set_write_buffer_limits(high=high_water_bytes)
-        self.flow: TimedFlow = TimedFlow(transport, self.loop.time)
-        self.connection = SocketConnection(transport, self.flow, high_water_bytes)
+        self.flow = Flow(transport, self.service.loop.time)
+        self.peer = SocketConnection(transport, self.flow, high_water_bytes)
         self.edge.open.add(self)
-        self.edge.watch(self.edge.idle, self, self.loop)
-        if self.scheme == "http":
+        self.edge.watch(self.edge.idle, self, self.service.loop)
+        if self.service.scheme == "http":
             self._read_early()
 
     def _read_early(self) -> None:
-        """A new connection's request has mostly come with it. To wait until the loop says so costs a turn of it, which
-        takes tens of milliseconds when the machine is busy: half the time of a short request.
+        """Read what came with the connection.
+
+        A new connection's request mostly has. To wait until the loop reports it costs a turn of the loop, which takes
+        tens of milliseconds when the machine is busy: half the time of a short request.
         """
-        descriptor = self.descriptor
-        try:
-            if descriptor is None:
-                connected: socket.socket | None = self.transport.get_extra_info("socket")
-                if connected is None:
-                    return
-                descriptor = connected.fileno()
-            data = os.read(descriptor, _EARLY_BYTES)
-        except OSError:
-            # Not here yet; or broken, which the loop's own read finds out too.
-            return
+        data = read_now(self.transport, self._descriptor, _EARLY_BYTES)
         if not data:
-            # The loop's own read meets the end again.
+            # Not here yet, or the end, which the loop's own read meets again.
             return
         try:
             self.data_received(data)
         except BaseException:
             # uvloop ends a connection whose read fails, but not one whose beginning does.
-            self._cut()
+            self.peer.cut()
             raise
         if self.flow.read_paused:
-            self.loop.call_soon(self._pause_again)
+            self.service.loop.call_soon(self._pause_again)
         elif len(data) == _EARLY_BYTES and self.transport.is_closing():
             # Closed over what is unread, the connection would be reset, and the last reply might be lost with it.
-            with suppress(OSError):
-                os.read(descriptor, _LATER_BYTES)
+            read_now(self.transport, self._descriptor, _LATER_BYTES)
 
     def _pause_again(self) -> None:
-        """uvloop has begun to read after `_read_early` had paused it."""
+        """Pause reading, which uvloop has begun after `_read_early` had paused it."""
         if self.flow.read_paused and not self.transport.is_closing():
             self.transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.edge.forget(self)
-        self.connection.lose(broken=exc is not None)
-        self.connections.discard(self)
-        if self.cycle is not None:
-            self.cycle.end()
-            # It knows us: garbage in a circle costs a third of a connection to find.
-            self.cycle = None
+        self.peer.lose(broken=exc is not None)
+        self.service.connections.discard(self)
+        if self._answering is not None:
+            self._answering.end()
+        for exchange in self._pipeline:
+            exchange.end()
+        self._pipeline.clear()
+        # They know us: garbage in a circle costs a third of a connection to find.
+        self._answering = self._arriving = None
+        self._parser.close()
         self.flow.resume_writing()
-        if exc is None:
-            self.transport.close()
-        # It holds our methods: a cycle for each connection.
-        self.parser = None  # type: ignore[assignment]
-        self.connection.closed()
 
     def eof_received(self) -> None:
-        self.connection.lose(broken=True)
+        self.peer.lose(broken=True)
 
     def shutdown(self) -> None:
-        """The server is stopping. A request whose head is on its way is still answered."""
-        if self._phase is not _HEAD:
-            super().shutdown()
-            if self.transport.is_closing():
-                self._watch_closing()
+        """Close when idle, because the server stops. A request whose head is on its way is still answered."""
+        newest = self._newest()
+        if newest is not None and not newest.complete:
+            newest.keep_alive = False
+        elif not self._parser.in_head:
+            self.transport.close()
+            self._watch_closing()
 
     def announce_close(self) -> None:
-        if self.cycle is not None:
-            self.cycle.keep_alive = False
+        """Have the reply to the newest request say that the connection ends."""
+        newest = self._newest()
+        if newest is not None:
+            newest.keep_alive = False
+
+    def _newest(self) -> Exchange | None:
+        return self._pipeline[-1] if self._pipeline else self._answering
 
     # -- bytes in
 
     def data_received(self, data: bytes) -> None:
-        if self._phase is _REFUSED:
+        if self._discards:
             self._discard(len(data))
             return
-        self._is_small_read = len(data) <= self.edge.small_read_bytes
         try:
-            self._feed(data)
+            self._parser.feed(data)
         except httptools.HttpParserError as error:
-            if self.transport.is_closing():
-                # Nothing is left to be told.
-                self._phase = _REFUSED
+            if isinstance(error.__context__, Ended):
+                self._discard(len(data))
+            elif self.transport.is_closing():
+                self._discards = True
             else:
-                self._refuse(head.refusal_of(error))
+                self._refuse(refusal_of(error))
         else:
-            if self._phase is not _BETWEEN:
+            if self._arriving is not None or self._parser.in_head:
                 self._note_arrival(len(data))
 
-    def _feed(self, data: bytes | memoryview) -> None:
-        """Feeds the parser; a request for an upgrade is an ordinary request, and what follows it is the next one."""
-        while True:
-            try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                data = memoryview(data)[upgrade.args[0] :]
-            else:
-                return
-
     def _note_arrival(self, size_bytes: int) -> None:
-        """A request that is not whole after this read: starts its deadline, bounds what the parser holds of it."""
+        """Start the deadline of a request that is not whole after this read, and bound what is held of it."""
         if self not in self.edge.arriving:
-            self._look_from_now_on()
-            self._arriving_since_s = self.loop.time()
+            self.edge.idle.discard(self)
+            self._arriving_since_s = self.service.loop.time()
             self._paused_before_s = self.flow.paused_s(self._arriving_since_s)
-            self.edge.watch(self.edge.arriving, self, self.loop)
-        progress = (len(self.url), len(self.headers), self._body_bytes)
-        if progress != self._progress:
-            self._progress = progress
-            self._quiet_bytes = 0
-            return
-        self._quiet_bytes += size_bytes
-        if self._quiet_bytes > self.edge.limits.head_bytes:
-            self._refuse(self._too_large())
+            self.edge.watch(self.edge.arriving, self, self.service.loop)
+        if self._parser.is_stuck(size_bytes):
+            self._refuse(self._parser.too_large())
+        elif self._arriving and self._arriving.read_ahead(size_bytes) > self.edge.limits.unread_body_bytes:
+            self.flow.pause_reading()
 
     def _discard(self, size_bytes: int) -> None:
         self._discarded_bytes += size_bytes
         if self._discarded_bytes > self.edge.limits.discard_bytes:
-            self._cut()
+            self.peer.cut()
 
-    # -- parser callbacks
+    # -- requests, called by the parser
 
-    def on_message_begin(self) -> None:
-        self.url = b""
-        self.expect_100_continue = False
-        self.headers = []
+    def request_begins(self) -> None:
         self.edge.idle.discard(self)
-        self._phase = _HEAD
-        self._looks = not self._is_small_read
-        self._head_bytes = 0
-        self._has_body = False
-        self._length = None
-        # What the last request had come to says nothing of this one, even where the figures are equal.
-        self._progress = (0, 0, 0)
-        self._quiet_bytes = 0
-
-    def on_url(self, url: bytes) -> None:
-        self.url += url
-        if len(self.url) > self.edge.limits.url_bytes:
-            limit = self.edge.limits.url_bytes
-            raise Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, f"The URL is longer than {limit} bytes.")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._looks and not self._takes(name, value):
-            return
-        name = name.lower()
-        if name in DECISIVE:
-            self._decisive_header(name, value)
-        self.headers.append((name, value))
-
-    def _takes(self, name: bytes, value: bytes) -> bool:
-        """Raises `Refusal` when there is too much of a head."""
-        size_bytes = len(name) + len(value) + HEADER_OVERHEAD_BYTES
-        self._head_bytes += size_bytes
-        limits = self.edge.limits
-        if size_bytes > limits.header_bytes or self._head_bytes > limits.head_bytes:
-            raise self._too_large()
-        if self._phase is _BODY:
-            # A trailer: nothing here reads one, and it must not change the headers of a request that already runs.
-            return False
-        if len(self.headers) == limits.header_count:
-            raise self._too_large()
-        return True
-
-    def _look_from_now_on(self) -> None:
-        """A head of which one small read was the beginning."""
-        if not self._looks and self._phase is _HEAD:
-            self._looks = True
-            self._head_bytes = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in self.headers)
-
-    def _decisive_header(self, name: bytes, value: bytes) -> None:
-        if name == EXPECT:
-            self.expect_100_continue = value.lower() == b"100-continue"
-        elif name == CONTENT_LENGTH:
-            self._has_body = value.strip(b"0") != b""
-            self._length = value
-        else:
-            self._has_body = True
-            if value.lower() != b"chunked":
-                raise Refusal(HTTPStatus.BAD_REQUEST, "The only Transfer-Encoding that is taken is chunked.")
-
-    def _too_large(self) -> Refusal:
-        limits = self.edge.limits
-        bounds = f"{limits.header_count} headers, {limits.header_bytes} bytes in one and {limits.head_bytes} in all"
-        return Refusal(TOO_LARGE, f"The request's headers are too large: at most {bounds}.")
-
-    def on_headers_complete(self) -> None:
-        version = self._check_head()
-        method = self.parser.get_method()
-        keep_alive = version != "1.0" and not self.edge.draining and self.parser.should_keep_alive()
-        is_first = self.cycle is None or self.cycle.response_complete
-        endpoint = self.direct.get((method, self.url)) if is_first else None
-        if endpoint is not None and self._is_plain(version):
-            self._begin_body()
-            self.cycle = direct = DirectCycle(self, endpoint, self.url, self.headers, keep_alive)
-            direct.admit()
-            return
-        standing = self.standing.get((method, self.url)) if is_first else None
-        if standing is not None and self._is_bare():
-            self.note_at_once()
-            self._begin_body()
-            # Over before it has begun: nothing is left to be awaited, broken off or told.
-            self.cycle = None
-            write_reply(self.transport, standing.reply(), keep_alive=keep_alive)
-            if not keep_alive:
-                self.transport.close()
-            self.on_response_complete()
-            return
-        scope = self.scope_of(method, version, self.url, self.headers)
-        self._begin_body()
-        self.cycle = cycle = self.as_asgi(scope, keep_alive=keep_alive)
-        if is_first:
-            self._start_asgi_task(cycle, self.app)
-        else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((cycle, self.app))
-
-    def note_at_once(self) -> None:
-        """One more request is answered as it is parsed. A read may hold thousands, and in one turn the loop reads on
-        and on: there are no more of them in a turn than may wait for theirs.
-        """
-        if not self._at_once:
-            self.loop.call_soon(self._renew)
-        self._at_once += 1
-        if self._at_once > self.edge.limits.pipelined:
-            raise self._too_many()
-
-    def _renew(self) -> None:
-        """A new turn."""
-        self._at_once = 0
-
-    def _begin_body(self) -> None:
-        self._phase = _BODY
-        self._looks = True
-        self._body_bytes = 0
-
-    def scope_of(self, method: bytes, version: str, url: bytes, headers: list[tuple[bytes, bytes]]) -> Scope:
-        """ASGI's. Raises httptools' error when `url` is none."""
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
-            "http_version": version,
-            "method": method.decode("ascii"),
-            "server": self.server,
-            "client": self.client,
-            "scheme": self.scheme,
-            "root_path": self.root_path,
-            "headers": headers,
-            "state": self.app_state.copy(),
-            "extensions": {EXTENSION: self.connection, WHOLE_REPLY: {}},
-        }
-        head.place(scope, url)  # type: ignore[arg-type] # a typed dict
-        return scope
-
-    def _is_plain(self, version: str) -> bool:
-        """A body of one read, whose length is told, and nothing to be asked or noted about it."""
-        length = self._length
-        return (
-            version == "1.1"
-            and length is not None
-            and len(length) < _LENGTH_DIGITS
-            and 0 < int(length) <= self.edge.limits.unread_body_bytes
-            and not self.expect_100_continue
-            and self.scheme == "http"
-            and not self.access_log
-        )
-
-    def _is_bare(self) -> bool:
-        """A head and nothing else, from a client that reads and asks nothing about a body."""
-        return (
-            not self._has_body and not self.expect_100_continue and not self.flow.write_paused and not self.access_log
-        )
-
-    def as_asgi(self, scope: Scope, *, keep_alive: bool) -> GatewayCycle:
-        """The request, for an application."""
-        return GatewayCycle(
-            scope,
-            self.transport,
-            self.flow,
-            self.logger,
-            self.access_logger,
-            self.access_log,
-            self.server_state.default_headers,
-            asyncio.Event(),
-            self.expect_100_continue,
-            keep_alive,
-            self.on_response_complete,
-            end_within_body=self.end_within_body,
-        )
-
-    def _check_head(self) -> str:
-        """The request's HTTP version, when nothing speaks against its head."""
-        if len(self.headers) > self.edge.limits.header_count:
-            raise self._too_large()
-        version: str = self.parser.get_http_version()
-        if version not in ("1.1", "1.0"):
-            raise Refusal(HTTPStatus.BAD_REQUEST, f"The HTTP version is {version}, it must be 1.1 or 1.0.")
-        if version == "1.0":
-            # Interim replies came with 1.1: an older client would take one for the reply.
-            self.expect_100_continue = False
-        if self._has_body and self.parser.should_upgrade():
-            raise Refusal(HTTPStatus.BAD_REQUEST, "A request with a body cannot ask for an upgrade of the protocol.")
-        if len(self.pipeline) >= self.edge.limits.pipelined:
-            raise self._too_many()
-        return version
-
-    def _too_many(self) -> Refusal:
         limit = self.edge.limits.pipelined
-        return Refusal(HTTPStatus.BAD_REQUEST, f"More than {limit} pipelined requests wait for their turn.")
-
-    def on_body(self, body: bytes) -> None:
-        cycle = self.cycle
-        assert cycle is not None
-        self._body_bytes += len(body)
-        if cycle.response_complete:
-            self._discard(len(body))
+        if self._answered_at_once >= limit or len(self._pipeline) >= limit:
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"More than {limit} pipelined requests wait for their turn.")
+        keep_alive = not self.edge.draining and self._parser.keep_alive
+        exchange = self._arriving = Exchange(self, self._parser, keep_alive=keep_alive)
+        answering = self._answering
+        if self._pipeline or self.flow.write_paused or (answering is not None and not answering.complete):
+            # A target that is no URL is found out while there is somebody to refuse it.
+            exchange.scope()
+            self._pipeline.append(exchange)
+            if len(self._pipeline) > _READ_AHEAD:
+                self.flow.pause_reading()
             return
-        cycle.add(body)
-        if cycle.unread_bytes > self.edge.limits.unread_body_bytes:
-            self.flow.pause_reading()
+        self._answering = exchange
+        exchange.begin()
+        if exchange.complete:
+            # Answered as it was parsed. A read may hold thousands, and in one turn the loop reads on and on: no more of
+            # them are answered in a turn than may wait for theirs.
+            if not self._answered_at_once:
+                self.service.loop.call_soon(self._begin_turn)
+            self._answered_at_once += 1
+        if self._discards:
+            raise Ended
 
-    def on_message_complete(self) -> None:
-        cycle = self.cycle
-        self._phase = _BETWEEN
-        self.edge.arriving.discard(self)
-        if cycle is None or cycle.response_complete:
-            if self._ends or self.transport.is_closing():
-                self.transport.close()
+    def body_arrives(self, part: bytes) -> None:
+        assert self._arriving is not None
+        if self._arriving.complete:
+            self._discard(len(part))
+        else:
+            self._arriving.add(part)
+            if self._discards:
                 raise Ended
+
+    def request_ends(self) -> None:
+        exchange, self._arriving = self._arriving, None
+        assert exchange is not None
+        self.edge.arriving.discard(self)
+        if not exchange.complete:
+            exchange.end_body()
+            if not self._pipeline:
+                # A handler that has its whole body asks for nothing more: a client that leaves would not be noticed.
+                self.flow.resume_reading()
+        elif self._ends or self.transport.is_closing():
+            # What the client has sent behind that request is no request any more.
+            self.transport.close()
+            self._discards = True
+            raise Ended
+        else:
             self._wait_for_next()
-            return
-        cycle.whole()
-        if not self.pipeline:
-            # Paused reading is resumed by the next receive(), which a handler that has its whole body does not call: a
-            # client that leaves would not be noticed.
-            self._read_on()
 
-    # -- after a reply
+    def _begin_turn(self) -> None:
+        self._answered_at_once = 0
 
-    def on_response_complete(self) -> None:
-        self.server_state.total_requests += 1
+    # -- replies, called by exchanges
+
+    def reply_complete(self) -> None:
+        """Go on after a reply: end the connection, begin the next exchange, or wait for one."""
+        exchange = self._answering
+        assert exchange is not None
+        if not exchange.keep_alive:
+            if exchange.body_is_whole or exchange.expects_continue:
+                self.transport.close()
+            else:
+                self._end_within_body(exchange)
         if self.transport.is_closing():
             self._watch_closing()
             return
-        self._read_on()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+        self.flow.resume_reading()
+        if self._pipeline:
+            self.service.loop.call_soon(self._begin_next)
         elif self._refusal is not None:
-            self._reply_and_close(self._refusal)
-        elif self._phase is _BETWEEN:
+            self._send_refusal()
+        elif self._arriving is None and not self._parser.in_head:
             self._wait_for_next()
-        elif self._phase is _BODY and self.expect_100_continue:
-            # Nobody can tell whether the client will still send the body that it asked about.
-            self.transport.close()
-            self._watch_closing()
 
-    def end_within_body(self) -> None:
-        """The last reply is written, and more of its request's body may come.
+    def _end_within_body(self, exchange: Exchange) -> None:
+        """End our side after the last reply, while more of its request's body may come.
 
         To close over bytes that are still unread is to reset the connection, and the reply may be lost with it.
         """
         self._ends = True
+        self._discards = exchange.is_chunked
+        self.edge.arriving.discard(self)
         self._end_our_side()
 
-    def _read_on(self) -> None:
-        if self.flow.read_paused:
+    def _begin_next(self) -> None:
+        """Begin the next exchange, a turn after the last: a hundred of them must not be answered in one turn."""
+        answering = self._answering
+        if not self._pipeline or self.flow.write_paused or answering is None or not answering.complete:
+            return
+        self._answering = exchange = self._pipeline.popleft()
+        exchange.begin()
+        if exchange.body_is_whole:
             self.flow.resume_reading()
 
     def _wait_for_next(self) -> None:
         self._discarded_bytes = 0
-        self.edge.watch(self.edge.idle, self, self.loop)
+        self.edge.watch(self.edge.idle, self, self.service.loop)
 
     # -- refusing
 
     def _refuse(self, reason: Refusal) -> None:
-        """Answers what cannot be understood any further; whatever else arrives is thrown away."""
-        phase, self._phase = self._phase, _REFUSED
+        """Refuse what cannot be understood any further; whatever else arrives is discarded."""
+        self._discards = True
         self.edge.arriving.discard(self)
         self.edge.idle.discard(self)
-        if phase is _BODY and not self._retract():
-            self._cut()
+        if self._arriving is not None and not self._retract(self._arriving):
+            self.peer.cut()
             return
-        self._refusal = head.encode(reason)
-        if self.cycle is None or self.cycle.response_complete or self.cycle.disconnected:
-            self._reply_and_close(self._refusal)
+        self._refusal = reason.encode()
+        if not self._pipeline and (self._answering is None or self._answering.complete or self._answering.gone):
+            self._send_refusal()
 
-    def _retract(self) -> bool:
-        """Takes the request whose body is broken back from the application; whether a refusal can still be sent."""
-        if self.pipeline:
-            # It was waiting for its turn: the newest of the queue. The one before it decides when the reply goes out.
-            self.pipeline.popleft()
+    def _retract(self, exchange: Exchange) -> bool:
+        """Take back the request whose body is broken; return whether a refusal can still be sent."""
+        self._arriving = None
+        if self._pipeline:
+            # It was waiting for its turn, as the newest. The one before it decides when the refusal goes out.
+            self._pipeline.pop()
             return True
-        assert self.cycle is not None
-        if self.cycle.response_started:
+        if exchange.status:
             return False
-        self.cycle.retract()
-        self.connection.lose(broken=True)
+        exchange.retracted = True
+        exchange.end()
+        self.peer.lose(broken=True)
         return True
 
-    def _reply_and_close(self, reply: bytes) -> None:
-        """Sends the refusal, ends our side, and leaves the client a moment to read it."""
+    def _send_refusal(self) -> None:
+        """Send the refusal, end our side, and leave the client a moment to read it."""
+        assert self._refusal is not None
+        self.transport.write(self._refusal)
         self._refusal = None
-        self.transport.write(reply)
         self._end_our_side()
 
     def _end_our_side(self) -> None:
@@ -561,35 +340,31 @@ class GatewayProtocol(HttpToolsProtocol):
         self._watch_closing()
 
     def _watch_closing(self) -> None:
-        """A close is over when the client has read what is buffered and, over TLS, has said goodbye."""
+        """Give the client time: a close is over when it has read what is buffered and, over TLS, has said goodbye."""
         self.edge.idle.discard(self)
-        self.edge.watch(self.edge.lingering, self, self.loop)
+        self.edge.watch(self.edge.lingering, self, self.service.loop)
 
-    def _cut(self) -> None:
-        """Ends the connection without its last bytes. What is unread was not delivered: abort alone does not say."""
-        self.connection.lose(broken=True)
-        self.transport.abort()
-
-    # -- flow control: readers that do not read
+    # -- readers that do not read, called by the transport
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        self.flow.pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self.flow.resume_writing()
         self.edge.unread.discard(self)
+        self._begin_next()
 
     def _watch_reader(self) -> None:
         self._unread_bytes = self.transport.get_write_buffer_size()
-        self.edge.watch(self.edge.unread, self, self.loop)
+        self.edge.watch(self.edge.unread, self, self.service.loop)
 
     # -- deadlines, called by the sweep
 
     def idle_overdue(self) -> None:
         if self.transport.get_write_buffer_size():
             # Its last reply is still unread after the whole keep-alive time.
-            self._cut()
+            self.peer.cut()
         else:
             self.transport.close()
             self._watch_closing()
@@ -598,44 +373,27 @@ class GatewayProtocol(HttpToolsProtocol):
         # While we do not read (a body that is passed on slowly, an earlier request that is still being answered) the
         # time is not the client's.
         paused_s = self.flow.paused_s(now_s) - self._paused_before_s
+        limits = self.edge.limits
+        allowed_s = limits.body_grace_s + self._parser.body_bytes / limits.least_bytes_per_s
         arriving_s = now_s - self._arriving_since_s - paused_s
-        if not self.flow.read_paused and (self._phase is _HEAD or arriving_s >= self._body_allowed_s()):
+        if not self.flow.read_paused and (self._parser.in_head or arriving_s >= allowed_s):
             self._refuse(Refusal(HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive whole in time."))
             return
-        self.edge.watch(self.edge.arriving, self, self.loop)
-
-    def _body_allowed_s(self) -> float:
-        limits = self.edge.limits
-        return limits.body_grace_s + self._body_bytes / limits.least_bytes_per_s
+        self.edge.watch(self.edge.arriving, self, self.service.loop)
 
     def reader_overdue(self, now_s: float) -> None:
         limits = self.edge.limits
         taken_bytes = self._unread_bytes - self.transport.get_write_buffer_size()
         if taken_bytes < limits.least_bytes_per_s * limits.unread_s:
-            self._cut()
+            self.peer.cut()
         else:
             self._watch_reader()
 
     def linger_overdue(self) -> None:
         if not self.transport.get_write_buffer_size():
-            self._cut()
+            self.peer.cut()
             return
         # A last reply that is not read yet has the time that any other has.
         if self not in self.edge.unread:
             self._watch_reader()
-        self.edge.watch(self.edge.lingering, self, self.loop)
-
-
-def protocol_class(
-    edge: Edge,
-    direct: Mapping[tuple[bytes, bytes], Direct] | None = None,
-    standing: Mapping[tuple[bytes, bytes], Standing] | None = None,
-    lane: TurnLimit | None = None,
-) -> type[GatewayProtocol]:
-    """The protocol bound to `edge`: uvicorn makes the instances, and has no way to hand anything over.
-
-    `direct`: what is answered without ASGI, by method and target, in its turn of `lane`; `standing`: what is answered
-    as soon as it is read. A class serves one server.
-    """
-    bound = {"edge": edge, "direct": direct or {}, "standing": standing or {}, "lane": lane}
-    return type("BoundProtocol", (GatewayProtocol,), bound)
+        self.edge.watch(self.edge.lingering, self, self.service.loop)

@@ -1,131 +1,149 @@
-r"""The hot routes' requests, from the parser to their endpoint and back, without ASGI's messages between them.
+r"""One request and its reply.
 
-A sample is two such requests, and what ASGI puts around one (an event, a message for each step of a body and of a
-reply, the checks of both) costs more than parsing it. What is taken here is the plain case, which is what an SDK sends:
-a POST over plain HTTP/1.1 with a length that fits into one read, on a connection with nothing else under way. All else
-goes the way of every other request. Both ways lead to one endpoint, which decides who calls before a body is read.
+Theory of operation. A client connection (connection.py) parses bytes into requests and makes one `Exchange` for each.
+There is one way in:
 
-    head --admitted--> body --whole--> in the lane (shared/loop/turns.py) --its turn--> answered
-       \--refused: answered at once, and the body is thrown away
+    head --> in the table of hot paths? --yes--> its entry ------------------------\
+                 \--no--> the application, in a task; its router finds the endpoint -> Endpoint.admit(exchange)
 
-uvicorn's cycle of one request and its reply, with a reply that is written at once.
+    admitted --body whole--> a turn of the loop --> Endpoint.answer --> the reply, in one write --> on_delivered
+        \--refused: the reply is written at once, and the body is discarded
 
-An ASGI reply comes in two messages, which uvicorn writes apart: two system calls, two segments, and a client that wakes
-up for a head without a body. A whole reply is one message here, announced to the application as an extension.
+`admit` decides by the head alone who calls and whether the body may come. A hot path is asked as soon as the head is
+parsed, so nothing is kept or started for a stranger, and no task is made before the body is whole. What the router
+finds is asked one turn later, and takes the same steps in the task of the router. A reply has one of two forms:
 
-Sending a whole reply, and finding out whether the client was there to take it.
+- whole: `reply`. One write for head and body: one system call and one segment.
+- in parts: `send`, the ASGI messages of an application or of what is passed through.
+
+An exchange never looks at bytes of another one. The connection decides which exchange is answered when, and what
+happens to it afterwards (`Carrier.reply_complete`).
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
-
 from shared.config import KIB
-from shared.core.errors import GatewayError
-from shared.http.peer import connection
+from shared.core.callers import ANONYMOUS
+from shared.http.head import place, too_large_body
+from shared.http.reply import TLS_PIECE_BYTES, Framing, log_access, opening, send_in_pieces
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping, MutableMapping
 
-    from starlette.types import ASGIApp, Scope, Send
+    from starlette.types import ASGIApp, Message, Scope
 
-    from shared.http.connection import GatewayProtocol
-    from shared.http.peer import Connection
+    from shared.core.callers import Caller
+    from shared.core.errors import GatewayError
+    from shared.http.head import RequestParser
+    from shared.http.peer import Connection, Flow
+    from shared.http.reply import Reply
+    from shared.loop.turns import TurnLimit
 
+log = logging.getLogger(__name__)
 
 # From here on a copy of the body costs more than the second buffer of a scattered write.
-SCATTER_FROM_BYTES: Final = 16 * KIB
+_SCATTER_FROM_BYTES: Final = 16 * KIB
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_EXTENSION: Final = "gateway.exchange"
 
 
-class Reply(Protocol):
-    """A whole reply. `on_delivered` is called when the client was still there after the last byte."""
+class HotEntry(Protocol):
+    """What the table of hot paths holds."""
 
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def body(self) -> bytes | memoryview: ...
-
-    @property
-    def content_type(self) -> bytes: ...
-
-    @property
-    def on_delivered(self) -> Callable[[], None] | None: ...
+    def admit(self, exchange: Exchange) -> None:
+        """Write a reply at once, or call `exchange.collect`."""
 
 
-class Direct(Protocol):
-    """What answers without ASGI. `caller` is its own business, but for a `digest`: whose turn it takes."""
+class Responder(Protocol):
+    """What answers a request whose body is whole."""
 
-    def admit(self, headers: Mapping[bytes, bytes]) -> Any:
-        """The caller, before the body is read. Raises `GatewayError` for who, or what, is refused unread."""
-        ...
+    # Requests come in crowds, and each waits for its turn of the loop.
+    in_turns: bool
 
-    def refused(self, error: GatewayError, path: str) -> Reply: ...
+    async def answer(self, exchange: Exchange) -> Reply | None:
+        """Return the reply, a refusal included; None when it was sent in parts or the client has gone."""
 
-    async def answered(self, request: DirectCycle) -> Reply | ASGIApp:
-        """The reply, a refusal included; or the application that sends it, where it is no whole one."""
-        ...
+    def refuse(self, exchange: Exchange, error: GatewayError) -> None:
+        """Write the reply to a body that turned out not to be acceptable."""
 
-    def client_left(self, path: str) -> None:
-        """The client was gone before it was its turn."""
-        ...
+    def client_left(self, exchange: Exchange) -> None:
+        """Note that the client was gone before its request was answered."""
 
 
-class Standing(Protocol):
-    """What has its reply ready, whoever asks."""
+@dataclass(slots=True)
+class Service:
+    """What all connections of one address serve. `hot`: by method and target, as they stand in the request line."""
 
-    def reply(self) -> Reply: ...
+    app: ASGIApp
+    loop: asyncio.AbstractEventLoop
+    turns: TurnLimit
+    hot: Mapping[tuple[bytes, bytes], HotEntry] = field(default_factory=dict)
+    scheme: str = "http"
+    access_log: bool = False
+    # Open connections, and requests under way: whoever stops the server waits for these.
+    connections: set[Any] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
-class DirectCycle:
-    """One request and its reply; to the protocol what a `GatewayCycle` is."""
+class Carrier(Protocol):
+    """The client connection, as far as an exchange uses it."""
 
-    __slots__ = (
-        "_endpoint",
-        "_parts",
-        "_protocol",
-        "_task",
-        "_told",
-        "_url",
-        "caller",
-        "headers",
-        "keep_alive",
-        "response_complete",
-        "response_started",
-    )
-    # A body of one read is never too far ahead of its handler.
-    unread_bytes = 0
+    service: Service
+    transport: asyncio.Transport
+    flow: Flow
+    peer: Connection
+    client: tuple[str, int] | None
 
-    def __init__(
-        self,
-        protocol: GatewayProtocol,
-        endpoint: Direct,
-        url: bytes,
-        told: list[tuple[bytes, bytes]],
-        keep_alive: bool,
-    ) -> None:
-        """`told`: the headers as they came."""
-        self._protocol = protocol
-        self._endpoint = endpoint
-        self._url = url
-        self._told = told
-        self._parts: list[bytes] = []
-        self._task: asyncio.Task[None] | None = None
+    def reply_complete(self) -> None:
+        """Go on after the last byte of a reply was written: that of the exchange that is being answered."""
+
+
+class Exchange:
+    """One request and its reply.
+
+    `headers` as a mapping and `header_list` as they came; names are in lower case. `caller` is set by who admits it,
+    `path_params` by who routes it.
+    """
+
+    caller: Caller = ANONYMOUS
+    path_params: Mapping[str, str] = MappingProxyType({})
+    # What came after the head is no body: nothing may be replied.
+    retracted = False
+    # Of the reply, once its head is written.
+    status = 0
+    complete = False
+    _responder: Responder | None = None
+    _limit_bytes: int | None = None
+    _body_bytes = 0
+    _unread_bytes = 0
+    # The last part of the body was received.
+    _body_taken = False
+    _task: asyncio.Task[None] | None = None
+    _news: asyncio.Event | None = None
+    _framing: Framing | None = None
+
+    def __init__(self, carrier: Carrier, head: RequestParser, *, keep_alive: bool) -> None:
+        """Take over the head that the parser holds now."""
+        self._carrier = carrier
+        self.peer = carrier.peer
+        self.method = head.method
+        self._url = head.url
+        self._version = head.version
+        self.headers = head.fields
+        self.header_list = head.headers
+        self.is_chunked = head.is_chunked
+        self.expects_continue = head.expects_continue
+        self.body_is_whole = not head.has_body
         self.keep_alive = keep_alive
-        self.response_started = False
-        self.response_complete = False
-        self.headers: dict[bytes, bytes] = dict(told)
-        self.caller: Any = None
+        self._parts: list[bytes] = []
 
-    # -- for the endpoint
-
-    @property
-    def connection(self) -> Connection:
-        return self._protocol.connection
+    # -- the request, for endpoints and handlers
 
     @property
     def path(self) -> str:
@@ -133,265 +151,250 @@ class DirectCycle:
 
     @property
     def body(self) -> bytes:
-        """All of it."""
+        """What has arrived of the body."""
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
 
-    def scope(self) -> Scope:
-        """As ASGI would have told of it: for the few that pass a request on."""
-        return self._protocol.scope_of(b"POST", "1.1", self._url, self._told)
-
-    # -- for the protocol
-
     @property
-    def disconnected(self) -> bool:
-        return not self._protocol.connection.connected
+    def gone(self) -> bool:
+        """Whether there is nobody to reply to; known before the transport reports the end."""
+        return self.retracted or not self.peer.connected
 
-    def admit(self) -> None:
-        try:
-            self.caller = self._endpoint.admit(self.headers)
-        except GatewayError as error:
-            self._protocol.note_at_once()
-            self._write(self._endpoint.refused(error, self.path), is_early=True)
+    def scope(self) -> Scope:
+        """Return ASGI's description of the request. Raises httptools' error when the target is no URL."""
+        carrier = self._carrier
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self._version,
+            "method": self.method.decode("ascii"),
+            "server": None,
+            "client": carrier.client,
+            "scheme": carrier.service.scheme,
+            "root_path": "",
+            "headers": self.header_list,
+            "state": {},
+            "extensions": {_EXTENSION: self},
+        }
+        place(scope, self._url)
+        return scope
+
+    async def receive(self) -> Message:
+        """Return ASGI's next message: more of the body, or that the client has gone or has its reply."""
+        self._ask_for_body()
+        while not self.gone and not self.complete:
+            if self._parts or (self.body_is_whole and not self._body_taken):
+                body, self._parts, self._unread_bytes = self.body, [], 0
+                # Whoever asks again after the last part waits for the end.
+                self._body_taken = self.body_is_whole
+                return {"type": "http.request", "body": body, "more_body": not self.body_is_whole}
+            await self._wait()
+        return {"type": "http.disconnect"}
+
+    # -- its course
+
+    def begin(self) -> None:
+        """Start what answers it. Called when the exchanges before it on the connection are complete."""
+        service = self._carrier.service
+        entry = service.hot.get((self.method, self._url))
+        if entry is not None:
+            entry.admit(self)
+        else:
+            # A target that is no URL is raised now, to whoever parses.
+            self._start(service.app, self.scope())
+
+    def collect(self, responder: Responder, limit_bytes: int | None) -> None:
+        """Have the request answered by `responder`, with a whole body up to the limit; None leaves it to `receive`."""
+        self._responder = responder
+        self._limit_bytes = limit_bytes
+        if limit_bytes is None:
+            return
+        self._ask_for_body()
+        if self._body_bytes > limit_bytes:
+            self._refuse_too_large(limit_bytes)
+        elif self._task is None and self.body_is_whole:
+            self.end_body()
+
+    async def respond(self) -> None:
+        """Answer what was collected, in the task of the router that has found the responder."""
+        responder = self._responder
+        if responder is None:
+            return
+        while not (self.body_is_whole or self._limit_bytes is None or self.complete or self.gone):
+            await self._wait()
+        if self.complete:
+            return
+        if self.gone:
+            responder.client_left(self)
+            return
+        if responder.in_turns:
+            await self._carrier.service.turns.wait(self.caller.digest)
+        await self._answer(responder)
+
+    def read_ahead(self, size_bytes: int) -> int:
+        """Note a read, and return how many bytes nobody has asked for yet, counted on the wire."""
+        if self._limit_bytes is not None or self.complete:
+            return 0
+        self._unread_bytes += size_bytes
+        return self._unread_bytes
 
     def add(self, part: bytes) -> None:
+        """Take a part of the body."""
         self._parts.append(part)
+        self._body_bytes += len(part)
+        if self._limit_bytes is not None and self._body_bytes > self._limit_bytes:
+            self._refuse_too_large(self._limit_bytes)
+        if self._news is not None:
+            self._news.set()
 
-    def whole(self) -> None:
-        """The body is."""
-        lane = self._protocol.lane
-        assert lane is not None
-        lane.enter(self.caller.digest, self._start)
-
-    def retract(self) -> None:
-        """What came after the head is no body: `disconnected` says that nothing is to be written."""
+    def end_body(self) -> None:
+        """Take note that the body is whole."""
+        self.body_is_whole = True
+        if self._news is not None:
+            self._news.set()
+        if self._task is None and self._responder is not None:
+            self._carrier.service.turns.enter(self.caller.digest, self._start)
 
     def end(self) -> None:
-        """The connection has ended."""
-        if self._task is None and not self.response_complete:
-            self._endpoint.client_left(self.path)
+        """Take note that the connection has ended, or what came after the head is no body: see `retracted`."""
+        if self._news is not None:
+            self._news.set()
+        if self._task is None and self._responder is not None and not self.complete:
+            self._responder.client_left(self)
+            self._responder = None
 
-    def _start(self) -> bool:
-        if self.disconnected:
+    def _refuse_too_large(self, limit_bytes: int) -> None:
+        responder, self._responder = self._responder, None
+        if responder is not None:
+            responder.refuse(self, too_large_body(limit_bytes))
+
+    def _ask_for_body(self) -> None:
+        if self.expects_continue and not self._carrier.transport.is_closing():
+            self._carrier.transport.write(_CONTINUE)
+        self.expects_continue = False
+        if not self.body_is_whole:
+            self._carrier.flow.resume_reading()
+
+    async def _wait(self) -> None:
+        if self._news is None:
+            self._news = asyncio.Event()
+        await self._news.wait()
+        self._news.clear()
+
+    # -- its task
+
+    def _start(self, app: ASGIApp | None = None, scope: Scope | None = None) -> bool:
+        """Make the task that answers; return whether there is still somebody to answer."""
+        if self.gone:
             return False
-        protocol = self._protocol
-        self._task = protocol.loop.create_task(self._run())
-        # Who stops the server waits for it.
-        protocol.tasks.add(self._task)
+        service = self._carrier.service
+        self._task = task = service.loop.create_task(self._run(app, scope))
+        service.tasks.add(task)
         return True
 
-    async def _run(self) -> None:
-        protocol = self._protocol
+    async def _run(self, app: ASGIApp | None, scope: Scope | None) -> None:
+        """Run `app`, or the responder of a hot path. Whatever breaks, the client does not wait for its reply."""
         try:
-            reply = await self._endpoint.answered(self)
-            # A connection keeps its last request until the next one: thousands that are idle would keep their prompts.
-            self._parts.clear()
-            if callable(reply):
-                await self._handed_on().run_asgi(reply)  # type: ignore[arg-type] # typed dicts
-                return
-            if protocol.flow.write_paused:
-                # What was said before on this connection is still unread.
-                await protocol.flow.drain()
-            if self.disconnected:
-                return
-            self._write(reply)
-            if reply.on_delivered is not None and await protocol.connection.drained():
-                reply.on_delivered()
+            if app is not None and scope is not None:
+                await app(scope, self.receive, self.send)
+            elif self._responder is not None:
+                await self._answer(self._responder)
+            if not self.complete and not self.gone:
+                self._fail("the application ended without a whole reply", None)
+        except Exception as error:
+            self._fail("the application failed", error)
         except BaseException:
-            # The server stops; or a defect, which asyncio reports. Nobody may wait for a reply that does not come.
-            if not self.response_started:
-                protocol.transport.close()
+            # The server stops.
+            self._carrier.transport.close()
             raise
         finally:
-            assert self._task is not None
-            protocol.tasks.discard(self._task)
+            if self._task is not None:
+                self._carrier.service.tasks.discard(self._task)
 
-    def _handed_on(self) -> GatewayCycle:
-        """Its reply comes in parts."""
-        protocol = self._protocol
-        cycle = protocol.as_asgi(self.scope(), keep_alive=self.keep_alive)
-        if protocol.cycle is self:
-            # Else there is a newer one, whose body may be arriving.
-            protocol.cycle = cycle
-        return cycle
-
-    def _write(self, reply: Reply, *, is_early: bool = False) -> None:
-        """`is_early`: the body may not be whole yet."""
-        self.response_started = True
-        write_reply(self._protocol.transport, reply, keep_alive=self.keep_alive)
-        self.response_complete = True
-        if not self.keep_alive:
-            if is_early:
-                self._protocol.end_within_body()
-            else:
-                self._protocol.transport.close()
-        self._protocol.on_response_complete()
-
-
-def write_reply(transport: asyncio.Transport, reply: Reply, *, keep_alive: bool) -> None:
-    """All of it. Who does not keep the connection has to end it."""
-    body = reply.body
-    opening = _opening(reply.status, reply.content_type)
-    ending = b"" if keep_alive else b"connection: close\r\n"
-    if len(body) < SCATTER_FROM_BYTES:
-        transport.write(b"".join((b"%b%d\r\n%b\r\n" % (opening, len(body), ending), body)))
-    else:
-        transport.writelines((b"%b%d\r\n%b\r\n" % (opening, len(body), ending), body))
-
-
-@lru_cache(maxsize=64)
-def _opening(status: int, content_type: bytes) -> bytes:
-    """Of a head, up to the length. Both are our own: there are a dozen pairs."""
-    return b"%bcontent-type: %b\r\ncontent-length: " % (STATUS_LINE[status], content_type)
-
-
-# The key in a scope's `extensions`, and the type of the message: status, headers (Content-Length left out), body.
-WHOLE_REPLY: Final = "gateway.whole_reply"
-_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class GatewayCycle(RequestResponseCycle):
-    """`unread_bytes`: of the body, what has arrived and was not received yet."""
-
-    _told_of_the_end = False
-
-    def __init__(self, *arguments: Any, end_within_body: Callable[[], None]) -> None:
-        """`end_within_body` is called after a last reply that does not wait for all of the body."""
-        super().__init__(*arguments)
-        self._end_within_body = end_within_body
-        self._connection = connection(self.scope)  # type: ignore[arg-type] # a typed dict
-        self._parts: list[bytes] = []
-        self.unread_bytes = 0
-
-    @property
-    def disconnected(self) -> bool:
-        """As soon as the connection is known to be lost: a handler that is woken by that returns before the transport
-        reports it, and uvicorn would take its silence for a forgotten reply. uvicorn also tells none but the newest of
-        several pipelined requests.
-        """
-        return self._told_of_the_end or not self._connection.connected
-
-    @disconnected.setter
-    def disconnected(self, value: bool) -> None:
-        self._told_of_the_end = value
-
-    def add(self, part: bytes) -> None:
-        """More of the body has arrived."""
-        self._parts.append(part)
-        self.unread_bytes += len(part)
-        self.message_event.set()
-
-    def whole(self) -> None:
-        """The body is."""
-        self.more_body = False
-        self.message_event.set()
-
-    def retract(self) -> None:
-        """What came after the head is no body: the handler is told that the client has gone."""
-        self.disconnected = True
-        self.message_event.set()
-
-    def end(self) -> None:
-        """The connection has ended."""
-        if not self.response_complete:
-            self.disconnected = True
-        self.message_event.set()
-
-    async def receive(self) -> Any:
-        if self.waiting_for_100_continue and not self.transport.is_closing():
-            self.transport.write(_CONTINUE)
-            self.waiting_for_100_continue = False
-        if not self.disconnected and not self.response_complete:
-            self.flow.resume_reading()
-            await self.message_event.wait()
-            self.message_event.clear()
-        if self.disconnected or self.response_complete:
-            return {"type": "http.disconnect"}
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts, self.unread_bytes = [], 0
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
-
-    async def send(self, message: Any) -> None:
-        if message["type"] != WHOLE_REPLY:
-            await super().send(message)
+    def _fail(self, what: str, error: Exception | None) -> None:
+        log.error(what, exc_info=error, extra={"path": self.path})
+        if self.status:
+            self._carrier.transport.close()
             return
-        headers, body = message["headers"], message["body"]
-        if self.access_log or self.scope["method"] == "HEAD":
-            # Neither is in a hurry.
-            length = (b"content-length", b"%d" % len(body))
-            start = {"type": "http.response.start", "status": message["status"], "headers": [*headers, length]}
-            await super().send(start)  # type: ignore[arg-type] # an event, spelled out
-            await super().send({"type": "http.response.body", "body": body, "more_body": False})
-            return
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        if not self.disconnected:
-            self._write(message["status"], headers, body)
+        self.keep_alive = False
+        self.reply(500, b"text/plain; charset=utf-8", b"Internal Server Error")
 
-    def _write(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | memoryview) -> None:
-        """The headers' names and values are our own: nothing from a client or an upstream is among them."""
-        if self.response_started:
-            raise RuntimeError("a reply was already begun")
-        self.response_started = True
-        self.waiting_for_100_continue = False
-        told = b"".join([b"%b: %b\r\n" % header for header in headers])
-        ending = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        head = b"%b%bcontent-length: %d\r\n%b" % (STATUS_LINE[status], told, len(body), ending)
-        if len(body) < SCATTER_FROM_BYTES:
-            self.transport.write(b"".join((head, body)))
+    async def _answer(self, responder: Responder) -> None:
+        reply = await responder.answer(self)
+        # A connection keeps its last exchange until the next one: thousands that are idle would keep their prompts.
+        self._parts.clear()
+        if reply is None:
+            return
+        if self._carrier.flow.write_paused:
+            await self._carrier.flow.drain()
+        if self._carrier.service.scheme == "https" and len(reply.body) > TLS_PIECE_BYTES:
+            await send_in_pieces(self.send, reply)
         else:
-            self.transport.writelines((head, body))
-        self.response_complete = True
-        self.message_event.set()
-        if not self.keep_alive:
-            (self._end_within_body if self.more_body else self.transport.close)()
-        self.on_response()
+            self.reply(reply.status, reply.content_type, reply.body)
+        if reply.on_delivered is not None and self.complete and await self.peer.drained():
+            reply.on_delivered()
+
+    # -- its reply
+
+    def reply(self, status: int, content_type: bytes, body: bytes | memoryview) -> None:
+        """Write a whole reply. Its content type is our own: nothing of a client or an upstream is in it."""
+        if self.gone:
+            return
+        head = b"%b%d\r\n%b\r\n" % (opening(status, content_type), len(body), self._begin_reply(status))
+        transport = self._carrier.transport
+        if self.method == b"HEAD":
+            transport.write(head)
+        elif len(body) < _SCATTER_FROM_BYTES:
+            transport.write(b"".join((head, body)))
+        else:
+            transport.writelines((head, body))
+        self._complete()
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Write one of ASGI's messages. Raises `RuntimeError` for one that may not follow the last."""
+        if self._carrier.flow.write_paused and not self.gone:
+            await self._carrier.flow.drain()
+        if self.gone:
+            return
+        framing = self._framing
+        if message["type"] != ("http.response.body" if framing else "http.response.start") or self.complete:
+            raise RuntimeError(f"an application sent {message['type']!r} out of order")
+        if framing is None:
+            status, headers = message["status"], message.get("headers", ())
+            is_head_only, knows_chunks = self.method == b"HEAD", self._version == "1.1"
+            framing = Framing(status, headers, is_head_only=is_head_only, knows_chunks=knows_chunks)
+            if framing.closes:
+                self.keep_alive = False
+            self._carrier.transport.write(b"%b%b\r\n" % (framing.head, self._begin_reply(status)))
+            self._framing = framing
+            return
+        is_last = not message.get("more_body", False)
+        if framed := framing.frame(message.get("body", b""), is_last=is_last):
+            self._carrier.transport.write(framed)
+        if is_last:
+            self._complete()
+
+    def _begin_reply(self, status: int) -> bytes:
+        """Note that a reply begins; return the header lines that say what becomes of the connection."""
+        if self.status:
+            raise RuntimeError("this request was already answered")
+        self.status = status
+        if (self.is_chunked or self.expects_continue) and not self.body_is_whole:
+            # To find the end of a chunked body it would have to be parsed. And nobody can tell whether the client still
+            # sends a body that it has only asked about.
+            self.keep_alive = False
+        carrier = self._carrier
+        if carrier.service.access_log:
+            log_access(self.scope(), status)
+        return b"" if self.keep_alive else b"connection: close\r\n"
+
+    def _complete(self) -> None:
+        self.complete = True
+        if self._news is not None:
+            self._news.set()
+        self._carrier.reply_complete()
 
 
-# uvloop's TLS encrypts one write into one buffer of the TCP transport, however large, and never says how much of it is
-# left. In pieces of its high-water mark no more than one of them is out of sight; the copy is the encryption's anyway.
-_TLS_PIECE_BYTES: Final = 64 * KIB
-
-
-async def send_response(
-    send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | memoryview
-) -> None:
-    """One reply with its length. The headers may be another server's: uvicorn looks at each."""
-    length = str(len(body)).encode()
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", length)]})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def send_whole(
-    scope: Scope, send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | memoryview
-) -> None:
-    """As `send_response`, in one write where the server beneath can do that. The headers must be our own."""
-    if WHOLE_REPLY in scope.get("extensions", ()):
-        await send({"type": WHOLE_REPLY, "status": status, "headers": headers, "body": body})
-    else:
-        await send_response(send, status, headers, body)
-
-
-async def deliver(
-    scope: Scope, send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | memoryview
-) -> bool:
-    """`send_whole`, then whether the client was still connected when the last byte had left our hands.
-
-    See watch.py for what that can and cannot mean.
-    """
-    client = connection(scope)
-    if not client.connected:
-        return False
-    if scope.get("scheme") == "https" and len(body) > _TLS_PIECE_BYTES:
-        await _send_in_pieces(send, status, headers, memoryview(body))
-    else:
-        await send_whole(scope, send, status, headers, body)
-    return await client.drained()
-
-
-async def _send_in_pieces(send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: memoryview) -> None:
-    """As `send_response`; waits for the client before each piece."""
-    length = str(len(body)).encode()
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", length)]})
-    for start in range(0, len(body), _TLS_PIECE_BYTES):
-        end = start + _TLS_PIECE_BYTES
-        await send({"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)})
+def exchange_in(scope: Scope) -> Exchange:
+    """Return the exchange that an ASGI scope was made for."""
+    found: Exchange = scope["extensions"][_EXTENSION]
+    return found

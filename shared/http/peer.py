@@ -1,7 +1,7 @@
-"""The client's connection as a handler may see it.
+"""The client behind a connection, as a handler may see it: is it still there, does it take what it is sent?
 
-`connection(scope)` finds it in an ASGI scope. A long poll registers a callback instead of a task that awaits
-`receive()`, so that 10,000 held polls are 10,000 callbacks and not 10,000 more tasks.
+A long poll registers a callback instead of a task that awaits `receive()`, so that 10,000 held polls are 10,000
+callbacks and not 10,000 more tasks.
 
 What can be known: that the kernel has taken the last byte, and that until then neither an end nor a reset of the
 client's side had arrived. What cannot: whether the client's kernel has acknowledged those bytes, whether its program
@@ -14,18 +14,16 @@ keeping the result.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
-
-    from uvicorn.protocols.http.flow_control import FlowControl
-
-EXTENSION = "gateway.connection"
+    import socket
+    from collections.abc import Callable
 
 
 class Connection:
-    """One client connection. This base serves where there is no socket (an ASGI test client)."""
+    """One client connection. This base serves where there is no socket beneath (tests)."""
 
     __slots__ = ("_lost_callbacks", "broken", "connected")
 
@@ -36,7 +34,7 @@ class Connection:
         self._lost_callbacks: list[Callable[[], None]] = []
 
     def add_lost_callback(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` once, synchronously, when the connection is gone: at once if it already is.
+        """Call `callback` once, synchronously, when the connection is gone: at once if it already is.
 
         The callback must be short and must not raise.
         """
@@ -46,12 +44,12 @@ class Connection:
             callback()
 
     def remove_lost_callback(self, callback: Callable[[], None]) -> None:
-        """Takes back one registration of `callback`; does nothing when there is none (any more)."""
+        """Remove one registration of `callback`, if there is one."""
         if callback in self._lost_callbacks:
             self._lost_callbacks.remove(callback)
 
     def lose(self, *, broken: bool) -> None:
-        """Marks the connection as gone and tells those who asked. The first call decides."""
+        """Mark the connection as gone and call those who asked. Only the first call counts."""
         if not self.connected:
             return
         self.connected = False
@@ -60,41 +58,29 @@ class Connection:
         for callback in callbacks:
             callback()
 
-    async def cut(self) -> None:
-        """Ends the connection at once: its reply can be neither finished nor taken back."""
+    def cut(self) -> None:
+        """End the connection at once. What the client has not read by now was not delivered."""
         self.lose(broken=True)
 
     async def drained(self) -> bool:
-        """Waits until every byte written so far is out of our hands; whether the client was there to take them."""
+        """Wait until every byte written so far has been sent; return whether the client was there to take them."""
         return not self.broken
 
 
 class SocketConnection(Connection):
     """A connection with a transport beneath it."""
 
-    __slots__ = ("_closed", "_flow", "_high_water_bytes", "_is_closed", "_transport")
+    __slots__ = ("_flow", "_high_water_bytes", "_transport")
 
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl, high_water_bytes: int) -> None:
+    def __init__(self, transport: asyncio.Transport, flow: Flow, high_water_bytes: int) -> None:
         super().__init__()
         self._transport = transport
         self._flow = flow
         self._high_water_bytes = high_water_bytes
-        self._is_closed = False
-        self._closed: asyncio.Future[None] | None = None
 
-    async def cut(self) -> None:
-        await super().cut()
+    def cut(self) -> None:
+        super().cut()
         self._transport.abort()
-        # uvicorn must have heard of it when its application returns, or it reports a reply that was forgotten.
-        if not self._is_closed:
-            self._closed = asyncio.get_running_loop().create_future()
-            await self._closed
-
-    def closed(self) -> None:
-        """The transport has ended, and uvicorn knows."""
-        self._is_closed = True
-        if self._closed is not None and not self._closed.done():
-            self._closed.set_result(None)
 
     async def drained(self) -> bool:
         # uvloop writes at the end of the loop's turn, and learns of a reset by that write or in the next poll.
@@ -107,7 +93,7 @@ class SocketConnection(Connection):
         return not self.broken
 
     async def _emptied(self) -> None:
-        """Lowers the marks to zero for once, so that the transport reports when its buffer is empty."""
+        """Lower the marks to zero for once, so that the transport reports when its buffer is empty."""
         self._transport.set_write_buffer_limits(high=0)
         try:
             # connection_lost sets this event, too.
@@ -117,10 +103,64 @@ class SocketConnection(Connection):
                 self._transport.set_write_buffer_limits(high=self._high_water_bytes)
 
 
-def connection(scope: MutableMapping[str, Any]) -> Connection:
-    """The connection that `scope` came in on; without our protocol beneath, one that stays connected."""
-    extensions: dict[str, Any] = scope.setdefault("extensions", {})
-    found = extensions.get(EXTENSION)
-    if not isinstance(found, Connection):
-        found = extensions[EXTENSION] = Connection()
-    return found
+class Flow:
+    """Flow control of one connection, and for how long it did not read: that time is ours, not the client's.
+
+    `monotonic_s` is the clock of the deadlines, which is the loop's.
+    """
+
+    def __init__(self, transport: asyncio.Transport, monotonic_s: Callable[[], float]) -> None:
+        self._transport = transport
+        self._monotonic_s = monotonic_s
+        self.read_paused = False
+        self.write_paused = False
+        # Made by the first that finds the client behind.
+        self._writable: asyncio.Event | None = None
+        self._paused_s = 0.0
+        self._since_s = 0.0
+
+    def pause_reading(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self._since_s = self._monotonic_s()
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self._paused_s += self._monotonic_s() - self._since_s
+            self._transport.resume_reading()
+
+    def paused_s(self, now_s: float) -> float:
+        """Return how long reading was paused since the connection began."""
+        return self._paused_s + (now_s - self._since_s if self.read_paused else 0.0)
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough, or has gone."""
+        if self.write_paused:
+            if self._writable is None:
+                self._writable = asyncio.Event()
+            await self._writable.wait()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
+
+
+def read_now(transport: asyncio.Transport, descriptor: int | None, most_bytes: int) -> bytes:
+    """Return what has arrived already on a connection without TLS; nothing where that is not known."""
+    try:
+        if descriptor is None:
+            connected: socket.socket | None = transport.get_extra_info("socket")
+            if connected is None:
+                return b""
+            descriptor = connected.fileno()
+        return os.read(descriptor, most_bytes)
+    except OSError:
+        # Nothing yet; or broken, which the loop's own read finds out too.
+        return b""

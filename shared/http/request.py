@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shared.core.model import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from starlette.types import Receive, Scope
 
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 
 
 class Request(Value, frozen=True):
-    """`body` is whole and within its limit, or still to be had from `receive` where an endpoint leaves it there;
-    `path` are the parameters of the route's path; `scope` tells the rest, as ASGI does, to who needs it.
+    """One request.
+
+    `body` is whole and within its limit; where an endpoint leaves the body to the handler it comes from `receive`.
+    `path` are the parameters of the route's path. `scope` returns the rest, as ASGI describes it.
     """
 
     caller: Caller
     body: bytes
     accept: bytes | None
     connection: Connection
-    path: dict[str, str]
+    path: Mapping[str, str]
     scope: Callable[[], Scope]
     receive: Receive
     trace: str | None = None  # the caller's traceparent, if it is one

@@ -1,14 +1,11 @@
-"""Taking connections from the slot's listening socket, many in one turn of the loop.
+"""Serve an application on a slot's inherited socket, and take its connections many in one turn of the loop.
 
 uvloop's libuv accepts one connection per listening handle and turn. Under load, when a turn takes milliseconds, a wave
 of new connections then waits in the kernel for seconds while everything else is prompt. So whenever the loop has
 accepted one, all others that wait are taken in the same turn. They cost more than the first, which is why the first is
 left to the loop: one at a time is how they come when there is no wave.
 
-Serving an application on the slot's inherited socket.
-
-uvicorn's configuration and protocol, without its `Server`: signals, start-up messages and the process' end are the
-worker's own business, and its ten ticks a second serve none of ours.
+The worker has its own signals, start-up messages and end, so it uses uvicorn's configuration and not its `Server`.
 """
 
 from __future__ import annotations
@@ -20,9 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
-from uvicorn.server import ServerState
 
-from shared.http.connection import protocol_class
+from shared.http.connection import ClientConnection
+from shared.http.exchange import Service
 from shared.loop.turns import TurnLimit
 
 if TYPE_CHECKING:
@@ -30,24 +27,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from starlette.types import ASGIApp
+    from uvicorn.server import ServerState
 
-    from shared.http.connection import GatewayProtocol
     from shared.http.edge import Edge
-    from shared.http.exchange import Direct, Standing
+    from shared.http.exchange import HotEntry
 
 
-# At most so many in a turn beside the loop's own: some 5 ms with what they have sent, and the others have theirs.
+# The most in a turn beside the loop's own: some 5 ms with what they have sent.
 _IN_ONE_TURN: Final = 64
 
 
 class _Ending(asyncio.Protocol):
-    """Of a connection that nobody serves."""
+    """A connection that nobody serves."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # a stream's, always
         transport.abort()
 
 
 class Acceptor:
+    """Take the connections of one listening socket."""
+
     def __init__(
         self,
         listener: socket.socket,
@@ -55,7 +54,7 @@ class Acceptor:
         backlog: int,
         tls: ssl.SSLContext | None,
     ) -> None:
-        """`protocol` makes one for the connection of a descriptor; None where the loop keeps that to itself."""
+        """`protocol` makes one for the connection of a descriptor, which is None where the loop does not give it."""
         self._listener = listener
         self._protocol = protocol
         self._backlog = backlog
@@ -76,13 +75,13 @@ class Acceptor:
         self._server = await self._loop.create_server(self._first, sock=duplicate, backlog=self._backlog, ssl=self._tls)
 
     def stop(self) -> None:
-        """Leave the socket's queue to whoever serves it next. What was accepted stays."""
+        """Leave the socket's queue to whoever serves it next. Accepted connections stay."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
     async def close(self) -> None:
-        """Give up those whose TLS has not begun yet."""
+        """Give up connections whose TLS has not begun yet."""
         self.stop()
         for task in self._taking:
             task.cancel()
@@ -90,19 +89,19 @@ class Acceptor:
 
     def _first(self) -> asyncio.Protocol:
         # Now, while the loop looks at its sockets: those taken are connected in this turn, as the first one is.
-        # What fails is told and goes no further: with nothing for this connection, the loop would never look at its
-        # listening socket again.
+        # A failure is reported and goes no further: without a protocol for this connection, the loop would never look
+        # at its listening socket again.
         try:
             self._take_waiting()
         except Exception as error:
-            self._tell(error)
+            self._report(error)
         try:
             return self._protocol(None)
         except Exception as error:
-            self._tell(error)
+            self._report(error)
             return _Ending()
 
-    def _tell(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         self._loop.call_exception_handler({"message": "a connection could not be taken", "exception": error})
 
     def _take_waiting(self) -> None:
@@ -138,7 +137,7 @@ class Acceptor:
 
 
 def _step(coming: Coroutine[asyncio.Future[None], None, None], _: object = None) -> None:
-    """Runs `coming` to its end without a task. All it waits for is a turn of the loop, so nobody needs to cancel it."""
+    """Run `coming` to its end without a task. It only waits for a turn of the loop, so nobody needs to cancel it."""
     try:
         awaited = coming.send(None)
     except StopIteration:
@@ -146,7 +145,7 @@ def _step(coming: Coroutine[asyncio.Future[None], None, None], _: object = None)
     awaited.add_done_callback(partial(_step, coming))
 
 
-# Direct requests in one turn of the event loop: a millisecond or two.
+# Hot requests that start in one turn of the event loop: a millisecond or two.
 _STARTED_PER_TURN: Final = 16
 # Connections that the kernel had handed over when we stopped accepting are given this long to say what they want.
 _LAST_REQUESTS_S: Final = 0.3
@@ -167,38 +166,33 @@ class PublicServer:
         access_log: bool = False,
         tls_cert: str | None = None,
         tls_key: str | None = None,
-        direct: Mapping[tuple[bytes, bytes], Direct] | None = None,
-        standing: Mapping[tuple[bytes, bytes], Standing] | None = None,
+        hot: Mapping[tuple[bytes, bytes], HotEntry] | None = None,
     ) -> None:
-        """`direct`: what is answered without ASGI, by method and target; `standing`: what always has the same reply.
-
-        `app` serves both, too.
-        """
-        self._lane = TurnLimit(_STARTED_PER_TURN)
-        self._config = uvicorn.Config(
-            app,
-            http=protocol_class(edge, direct, standing, self._lane),
-            ws="none",
-            lifespan="off",
-            access_log=access_log,
-            log_config=None,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            ssl_certfile=tls_cert,
-            ssl_keyfile=tls_key,
-        )
+        """Serve `app`, and before it the table of hot paths, by method and target."""
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._edge = edge
         self._backlog = backlog
-        self._state = ServerState()
+        self._config = uvicorn.Config(
+            app,
+            http=uvicorn_protocol(edge),  # type: ignore[arg-type] # it is only called
+            ws="none",
+            lifespan="off",
+            access_log=access_log,
+            log_config=None,
+            ssl_certfile=tls_cert,
+            ssl_keyfile=tls_key,
+        )
+        self._service = Service(
+            app, self._loop, TurnLimit(_STARTED_PER_TURN), hot or {}, _scheme_of(self._config), access_log
+        )
         self._acceptor: Acceptor | None = None
 
     async def start(self) -> None:
         """Accept connections from now on."""
         self._config.load()
-        self._acceptor = Acceptor(self._listener, self._protocol, self._backlog, self._config.ssl)
+        connect = partial(ClientConnection, self._service, self._edge)
+        self._acceptor = Acceptor(self._listener, connect, self._backlog, self._config.ssl)
         await self._acceptor.start()
 
     def stop_accepting(self) -> None:
@@ -211,18 +205,18 @@ class PublicServer:
         self.stop_accepting()
         self._edge.start_draining()
         await asyncio.sleep(_LAST_REQUESTS_S)
-        for connection in list(self._state.connections):
+        for connection in list(self._service.connections):
             connection.shutdown()
         await self._finish_within(deadline_s)
-        for task in list(self._state.tasks):
+        for task in list(self._service.tasks):
             task.cancel()
-        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        await asyncio.gather(*self._service.tasks, return_exceptions=True)
         if self._acceptor is not None:
             await self._acceptor.close()
         await self._close_the_rest()
 
     async def _close_the_rest(self) -> None:
-        """Last bytes and TLS' goodbyes have a moment; the loop could not be closed over one that never comes."""
+        """Give last bytes and TLS' goodbyes a moment; the loop could not be closed over one that never comes."""
         if self._edge.open:
             await asyncio.sleep(_GOODBYES_S)
         for connection in list(self._edge.open):
@@ -230,18 +224,33 @@ class PublicServer:
 
     async def _finish_within(self, deadline_s: float) -> None:
         ends_s = self._loop.time() + deadline_s
-        while self._lane or self._state.tasks:
-            # Who is still in the lane has no task yet; a turn later some more have.
+        while self._service.turns or self._service.tasks:
+            # What still waits for its turn has no task yet; a turn later some more have.
             await asyncio.sleep(0)
-            tasks = list(self._state.tasks)
+            tasks = list(self._service.tasks)
             if tasks:
                 await asyncio.wait(tasks, timeout=max(ends_s - self._loop.time(), 0.0))
             if self._loop.time() >= ends_s:
                 return
 
-    def _protocol(self, descriptor: int | None) -> asyncio.Protocol:
-        made: GatewayProtocol = self._config.http_protocol_class(  # type: ignore[assignment,call-arg]
-            config=self._config, server_state=self._state, app_state={}, _loop=self._loop
-        )
-        made.descriptor = descriptor
-        return made
+
+def uvicorn_protocol(edge: Edge) -> Callable[..., ClientConnection]:
+    """Return what uvicorn's own server takes as its `http` setting. Its application serves all paths."""
+
+    def make(
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> ClientConnection:
+        loop = _loop or asyncio.get_running_loop()
+        service = Service(config.loaded_app, loop, TurnLimit(_STARTED_PER_TURN), scheme=_scheme_of(config))
+        # uvicorn waits for these when it stops.
+        service.connections, service.tasks = server_state.connections, server_state.tasks
+        return ClientConnection(service, edge)
+
+    return make
+
+
+def _scheme_of(config: uvicorn.Config) -> str:
+    return "https" if config.is_ssl else "http"

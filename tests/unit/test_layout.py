@@ -184,7 +184,6 @@ def test_a_module_has_only_these_importers(module: str) -> None:
     assert importers == ONLY_IMPORTED_BY[module]
 
 
-@pytest.mark.xfail(strict=True)  # until the edge has one way in
 def test_no_two_modules_import_each_other_even_by_way_of_others() -> None:
     """Imports for types count: what cannot be read alone is one module in two files."""
     graph = {name.removesuffix(".__init__"): own_imports(tree_of(path)) for name, path in all_modules()}

@@ -1,9 +1,4 @@
-"""The public address as one ASGI application: the hot routes by dictionary, everything else by Starlette's router.
-
-Matching routes one by one costs as much as a whole small request does otherwise, so the routes that every sample
-passes through are found before Starlette sees the request. They are also those that come in crowds: only so many go on
-in one turn of the event loop, so that health and heartbeats are answered in the midst of thousands.
-"""
+"""The public address: the Starlette application of a worker, and the table of hot paths."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from starlette.routing import Route
 
 from shared.config import MIB
 from workers.api import openai, replies, results, sampling, sessions, training
-from workers.api.endpoint import Endpoint, OpenAiEndpoint, StandingReply
+from workers.api.endpoint import Endpoint, FixedReply, OpenAiEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -26,8 +21,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from shared.counters import Counters
+    from shared.http.exchange import HotEntry
     from shared.http.request import Request
-    from shared.loop.turns import TurnLimit
     from workers.api.replies import Reply, Streamed
     from workers.parts import WorkerParts
 
@@ -81,36 +76,35 @@ BODY_BYTES: Final[dict[str, int | None]] = {
 
 
 class PublicApp:
-    """ASGI: `routes` is the dictionary of the hot ones, `starlette` serves the rest.
+    """The worker's Starlette application, and the table of hot paths, which is asked before it.
 
-    For a server that can do without ASGI: `direct` are the hot ones by method and target, `standing` is health, which
-    is to be answered before anything else even in the midst of thousands.
+    Matching routes one by one costs as much as a whole small request does otherwise, so what every sample passes
+    through is found by method and target. These paths are also those that requests come to in crowds: only so many go
+    on in one turn of the event loop, so that health and heartbeats are answered in the midst of thousands.
     """
 
     def __init__(self, parts: WorkerParts) -> None:
         make = partial(_endpoint, parts)
-        self.routes = {(method, API + path): make(path, handler, turns=parts.turns) for method, path, handler in HOT}
-        self.direct = {(method.encode(), path.encode()): route for (method, path), route in self.routes.items()}
-        self.standing = {(b"GET", f"{API}/healthz".encode()): StandingReply(sessions.HEALTHY, parts.counters)}
+        self.hot: dict[tuple[bytes, bytes], HotEntry] = {
+            (method.encode(), f"{API}{path}".encode()): make(path, handler, in_turns=True)
+            for method, path, handler in HOT
+        }
+        self.hot[b"GET", f"{API}/healthz".encode()] = FixedReply(sessions.HEALTHY, parts.counters)
         self.starlette = _starlette(make, parts.counters, (*ROUTED, *(UNTRAINED if parts.trainer is None else TRAINED)))
         self._elsewhere = make("", training.pass_on, streamed=True)
         self._nowhere = self.starlette.router.default
         self.starlette.router.default = self._not_ours
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        hot = self.routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
-        await (hot or self.starlette)(scope, receive, send)
-
     async def _not_ours(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A path that no route has: the trainer's, or nobody's."""
+        """Serve a path that no route has: the training server's, or nobody's."""
         is_api = scope["type"] == "http" and scope["path"].startswith(API + "/")
         await (self._elsewhere if is_api else self._nowhere)(scope, receive, send)
 
 
 def _starlette(make: Callable[..., Endpoint], counters: Counters, routed: Sequence[Route_]) -> Starlette:
     routes = [Route(API + path, make(path, handler), methods=[method]) for method, path, handler in routed]
-    # The hot ones again, so that a wrong method on them is a 405 like on any other.
-    routes += [Route(API + path, make(path, handler), methods=[method]) for method, path, handler in HOT]
+    # The hot ones again: a wrong method on them is a 405 like on any other, and they may have a query.
+    routes += [Route(API + path, make(path, handler, in_turns=True), methods=[method]) for method, path, handler in HOT]
     routes += [
         Route(path, make(path, handler, kind=OpenAiEndpoint), methods=[method]) for method, path, handler in OPENAI
     ]
@@ -129,7 +123,7 @@ def _endpoint(
     kind: type[Endpoint] = Endpoint,
     public: bool = False,
     streamed: bool = False,
-    turns: TurnLimit | None = None,
+    in_turns: bool = False,
 ) -> Endpoint:
     most_bytes = BODY_BYTES.get(path, SMALL_BODY_BYTES)
 
@@ -144,12 +138,12 @@ def _endpoint(
         max_body_bytes,
         public=public,
         streamed=streamed,
-        turns=turns,
+        in_turns=in_turns,
     )
 
 
 async def _http_error(counters: Counters, request: StarletteRequest, error: Exception) -> Response:
-    """What the router did not find: no such path, or not with this method. No endpoint has counted it."""
+    """Answer what the router did not find: no such path, or not with this method. No endpoint has counted it."""
     assert isinstance(error, HTTPException)
     counters.http_requests += 1
     counters.answered(error.status_code)

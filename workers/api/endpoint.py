@@ -1,49 +1,40 @@
-"""From a request to a handler and back: who calls, the whole body, one reply, and whether it was delivered.
+"""From a request to a handler and back: who calls, what is refused, one reply, what is counted.
 
-A handler is `async (Request) -> Reply` and raises `GatewayError` for everything else; this is the boundary, the one
-place that catches all exceptions. Requests come as ASGI, or directly from the edge (shared/http/exchange.py).
+A handler is `async (Request) -> Reply | Streamed` and raises `GatewayError` for everything else; this is the boundary,
+the one place that catches all exceptions. shared/http/exchange.py tells how an endpoint is found and called.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from shared.core.callers import ANONYMOUS
-from shared.core.errors import ClientGone, GatewayError, Overloaded, ReplyBroken
-from shared.http.exchange import deliver, send_whole
-from shared.http.head import read_body, require_readable
-from shared.http.peer import connection
+from shared.core.errors import ClientGone, GatewayError, Overloaded, ReplyBroken, Unauthorized
+from shared.http.exchange import exchange_in
+from shared.http.head import is_repeated, require_readable
 from shared.http.request import Request
 from shared.wire.passing import traceparent_of
 from workers.api import replies
 from workers.api.replies import Streamed
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
-    from shared.core.callers import Caller, Keyring
+    from shared.core.callers import Keyring
     from shared.counters import Counters
-    from shared.http.exchange import DirectCycle
-    from shared.loop.turns import TurnLimit
+    from shared.http.exchange import Exchange
     from workers.api.replies import Reply
 
 log = logging.getLogger(__name__)
 
-
 Handler = Callable[[Request], Awaitable["Reply | Streamed"]]
 
-
-_NO_PATH: Final[dict[str, str]] = {}
+_KEY_HEADERS: Final = (b"x-api-key", b"authorization")
 
 
 class Endpoint:
-    """A handler as an ASGI application, and as what answers without: `direct.Direct`.
-
-    Starlette routes to it as it would to any mounted app.
-    """
+    """A handler, as the table of hot paths and Starlette's routes hold it."""
 
     def __init__(
         self,
@@ -54,141 +45,108 @@ class Endpoint:
         *,
         public: bool = False,
         streamed: bool = False,
-        turns: TurnLimit | None = None,
+        in_turns: bool = False,
     ) -> None:
-        """`streamed`: the handler takes the body as it comes. `turns`: requests come in crowds, and wait for theirs."""
+        """`streamed`: the handler takes the body as it comes. `in_turns`: requests come in crowds, and wait for theirs.
+
+        `public`: no key is asked for.
+        """
         self._handler = handler
         self._keyring = keyring
         self._counters = counters
         self._max_body_bytes = max_body_bytes
         self._public = public
         self._streamed = streamed
-        self._turns = turns
-
-    # -- as an ASGI application
+        self.in_turns = in_turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request that Starlette has routed here, as it would call any mounted application."""
+        exchange = exchange_in(scope)
+        exchange.path_params = scope.get("path_params", {})
+        self.admit(exchange)
+        await exchange.respond()
+
+    def admit(self, exchange: Exchange) -> None:
+        """Decide by the head who calls and whether the body may come, before any of it is kept."""
         self._counters.http_requests += 1
-        await self._serve(scope, send, self._received(scope, receive))
-
-    async def _received(self, scope: Scope, receive: Receive) -> Reply | Streamed:
-        headers = dict(scope["headers"])
-        # Before the body is read: a stranger cannot make us hold bytes.
-        caller = self._caller(headers)
-        if self._turns is not None:
-            await self._turns.wait(caller.digest)
-        body = b"" if self._streamed else await read_body(headers, receive, self._max_body_bytes())
-        return await self._handler(
-            Request(
-                caller,
-                body,
-                headers.get(b"accept"),
-                connection(scope),
-                scope.get("path_params", _NO_PATH),
-                lambda: scope,
-                receive,
-                traceparent_of(headers.get(b"traceparent")),
-            )
-        )
-
-    async def _serve(self, scope: Scope, send: Send, coming: Awaitable[Reply | Streamed]) -> None:
+        limit_bytes = None if self._streamed else self._max_body_bytes()
         try:
-            reply = await coming
+            if not self._public:
+                exchange.caller = self._keyring().identify(self._key_of(exchange))
+            if limit_bytes is not None:
+                require_readable(exchange.headers, limit_bytes)
+        except GatewayError as error:
+            self.refuse(exchange, error)
+        else:
+            exchange.collect(self, limit_bytes)
+
+    async def answer(self, exchange: Exchange) -> Reply | None:
+        """Return the handler's reply; None when it was streamed, or there is nobody to reply to."""
+        headers = exchange.headers
+        request = Request(
+            exchange.caller,
+            b"" if self._streamed else exchange.body,
+            headers.get(b"accept"),
+            exchange.peer,
+            exchange.path_params,
+            exchange.scope,
+            exchange.receive,
+            traceparent_of(headers.get(b"traceparent")),
+        )
+        try:
+            reply = await self._handler(request)
             if isinstance(reply, Streamed):
-                await self._run(reply, send)
-                return
+                await reply.run(exchange.send)
+                # Counted once it is over: a reply that breaks off is counted as such.
+                self._counters.answered(exchange.status)
+                return None
         except ClientGone:
-            self.client_left(scope["path"])
-            return
+            self.client_left(exchange)
+            return None
         except ReplyBroken as error:
             self._counters.http_server_errors += 1
-            log.debug("reply was cut off", extra={"path": scope["path"], "error": str(error)})
-            await connection(scope).cut()
-            return
+            log.debug("reply was cut off", extra={"path": exchange.path, "error": str(error)})
+            exchange.peer.cut()
+            return None
         except Exception as error:
             # The boundary: whatever broke, the client is answered.
-            reply = self._refused(error, scope["path"])
-        await self._send(scope, send, reply)
-
-    async def _run(self, reply: Streamed, send: Send) -> None:
-        """Another server's status is told once its reply is over: one that breaks off is counted as such."""
-        status = 200
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        await reply.run(watched)
-        self._counters.answered(status)
-
-    async def _send(self, scope: Scope, send: Send, reply: Reply) -> None:
-        self._counters.answered(reply.status)
-        headers = [(b"content-type", reply.content_type)]
-        if reply.on_delivered is None:
-            await send_whole(scope, send, reply.status, headers, reply.body)
-        elif await deliver(scope, send, reply.status, headers, reply.body):
-            reply.on_delivered()
-
-    # -- as a direct one (shared/http/exchange.py)
-
-    def admit(self, headers: Mapping[bytes, bytes]) -> Caller:
-        self._counters.http_requests += 1
-        caller = self._caller(headers)
-        require_readable(headers, self._max_body_bytes())
-        return caller
-
-    async def answered(self, request: DirectCycle) -> Reply | ASGIApp:
-        try:
-            headers = request.headers
-            reply = await self._handler(
-                Request(
-                    request.caller,
-                    request.body,
-                    headers.get(b"accept"),
-                    request.connection,
-                    _NO_PATH,
-                    request.scope,
-                    _nothing_more,
-                    traceparent_of(headers.get(b"traceparent")),
-                )
-            )
-        except Exception as error:
-            # The same boundary. What breaks a reply off comes from one that was begun.
-            reply = self._refused(error, request.path)
-        if isinstance(reply, Streamed):
-            return partial(self._stream, reply)
+            reply = self._refusal_of(error, exchange)
         self._counters.answered(reply.status)
         return reply
 
-    def refused(self, error: GatewayError, path: str) -> Reply:
-        reply = self._refused(error, path)
+    def refuse(self, exchange: Exchange, error: GatewayError) -> None:
+        """Reply at once, without waiting for a body."""
+        reply = self._refusal_of(error, exchange)
         self._counters.answered(reply.status)
-        return reply
+        exchange.reply(reply.status, reply.content_type, reply.body)
 
-    def client_left(self, path: str) -> None:
+    def client_left(self, exchange: Exchange) -> None:
+        """Count a request whose client had gone before it was answered."""
         self._counters.http_client_errors += 1
-        log.debug("request was cut off", extra={"path": path})
+        log.debug("request was cut off", extra={"path": exchange.path})
 
-    async def _stream(self, reply: Streamed, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._serve(scope, send, _ready(reply))
+    def _key_of(self, exchange: Exchange) -> str | None:
+        """Return the caller's API key. Raises `Unauthorized` when there may be two.
 
-    # -- both
+        Which of two counts would be for each server to say: here the last, for a training server perhaps the first.
+        """
+        if len(exchange.headers) < len(exchange.header_list):
+            for name in _KEY_HEADERS:
+                if is_repeated(exchange.header_list, name):
+                    raise Unauthorized(f"the request has more than one {name.decode()} header")
+        key = self._api_key(exchange.headers)
+        return key.decode("latin-1") if key is not None else None
 
-    def _caller(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """Raises `Unauthorized`."""
-        return ANONYMOUS if self._public else self._keyring().identify(_text(self._api_key(headers)))
-
-    def _refused(self, error: Exception, path: str) -> Reply:
+    def _refusal_of(self, error: Exception, exchange: Exchange) -> Reply:
         if not isinstance(error, GatewayError):
             self._counters.rejected_unexpected += 1
-            log.error("request failed", exc_info=error, extra={"path": path})
+            log.error("request failed", exc_info=error, extra={"path": exchange.path})
         elif isinstance(error, Overloaded) and error.reason == "upstream":
             self._counters.rejected_upstream += 1
         return self._refusal(error)
 
     def _api_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
-        """Where this API's clients put it; names are in lower case."""
+        """Return the key from where this API's clients put it."""
         return headers.get(b"x-api-key")
 
     def _refusal(self, error: Exception) -> Reply:
@@ -206,26 +164,15 @@ class OpenAiEndpoint(Endpoint):
         return replies.openai_refusal(error)
 
 
-class StandingReply:
-    """Always the same reply, whoever asks: `direct.Standing`."""
+class FixedReply:
+    """An entry of the table of hot paths that always has the same reply, whoever asks."""
 
     def __init__(self, reply: Reply, counters: Counters) -> None:
         self._reply = reply
         self._counters = counters
 
-    def reply(self) -> Reply:
+    def admit(self, exchange: Exchange) -> None:
+        """Reply as soon as the head is read."""
         self._counters.http_requests += 1
         self._counters.answered(self._reply.status)
-        return self._reply
-
-
-async def _nothing_more() -> Message:
-    return {"type": "http.disconnect"}
-
-
-async def _ready(reply: Streamed) -> Streamed:
-    return reply
-
-
-def _text(value: bytes | None) -> str | None:
-    return value.decode("latin-1") if value is not None else None
+        exchange.reply(self._reply.status, self._reply.content_type, self._reply.body)

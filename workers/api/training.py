@@ -19,7 +19,7 @@ from shared.core.errors import NotFound, NotImplementedHere, Overloaded, StoreEr
 from shared.core.lifecycle import Answer
 from shared.core.model import Category, Failure
 from shared.core.trainer_ids import TrainerFuture
-from shared.http.exchange import send_response
+from shared.http.reply import send_response
 from shared.wire import trainer as wire
 from shared.wire.sdk import calls
 from workers.api import replies

@@ -17,7 +17,7 @@ from yarl import URL
 from shared.core import retry
 from shared.core.errors import ReplyBroken, UpstreamBroke, UpstreamUnavailable
 from shared.core.faults import BreakKind, Fault, FaultClass, classify_break, classify_reply
-from shared.http.exchange import send_response
+from shared.http.reply import send_response
 from shared.wire import passing
 from workers.passing.relay import BROKEN, collect, relay, while_connected
 from workers.upstream.client.port import Exchange

@@ -10,20 +10,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.core.errors import BodyIncomplete
 from shared.http.edge import Edge
-from shared.http.exchange import deliver, send_whole
-from shared.http.head import HttpLimits, read_body
-from shared.http.peer import connection
+from shared.http.exchange import exchange_in
+from shared.http.head import HttpLimits
+from shared.http.reply import send_response
 from shared.http.server import PublicServer
 from tests.waiting import DEADLINE_S, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from shared.http.exchange import Direct, Standing
+    from shared.core.errors import GatewayError
+    from shared.http.exchange import Exchange, HotEntry
 
 MIB = 1024 * 1024
 
@@ -31,6 +31,28 @@ MIB = 1024 * 1024
 def now_s() -> float:
     """The loop's time. What a deadline is counted from is not earlier, however long the test is held up after it."""
     return asyncio.get_running_loop().time()
+
+
+@dataclass
+class Said:
+    """A reply."""
+
+    status: int
+    body: bytes
+    content_type: bytes = b"application/json"
+    on_delivered: Callable[[], None] | None = None
+
+
+async def whole_body(receive: Receive) -> bytes | None:
+    """None when the client has gone."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += bytes(message["body"])
+        if not message["more_body"]:
+            return body
 
 
 class Application:
@@ -49,37 +71,61 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scopes.append(scope)
         if scope["path"] == "/early":
-            await send_whole(scope, send, 413, [], b"too large")
+            await send_response(send, 413, [], b"too large")
             return
-        try:
-            body = await read_body(dict(scope["headers"]), receive, 64 * MIB)
-        except BodyIncomplete:
+        body = await whole_body(receive)
+        if body is None:
             self.incomplete += 1
             return
         self.bodies.append(body)
+        exchange = exchange_in(scope)
         if scope["path"] == "/leave":
-            await self._left(scope)
+            await self._left(exchange)
             self.lost += 1
-            return
-        await self._answer(scope, send, body)
+        elif scope["path"] in ("/big", "/small", "/hold"):
+            await self._deliver(exchange, scope["path"])
+        else:
+            await send_response(send, 200, [], body)
 
-    async def _left(self, scope: Scope) -> None:
+    async def _left(self, exchange: Exchange) -> None:
         left = asyncio.Event()
-        connection(scope).add_lost_callback(left.set)
+        exchange.peer.add_lost_callback(left.set)
         await left.wait()
 
-    async def _answer(self, scope: Scope, send: Send, body: bytes) -> None:
-        if scope["path"] == "/hold":
-            connection(scope).add_lost_callback(self._count_lost)
+    async def _deliver(self, exchange: Exchange, path: str) -> None:
+        if path == "/hold":
+            exchange.peer.add_lost_callback(self._count_lost)
             await self.release.wait()
-        if scope["path"] in ("/big", "/small", "/hold"):
-            reply = bytes(8 * MIB) if scope["path"] == "/big" else b"held"
-            self.delivered.append(await deliver(scope, send, 200, [], reply))
-        else:
-            await send_whole(scope, send, 200, [], body)
+        delivering = Delivering(Said(200, bytes(8 * MIB) if path == "/big" else b"held"))
+        exchange.collect(delivering, 64 * MIB)
+        await exchange.respond()
+        self.delivered.append(delivering.delivered)
 
     def _count_lost(self) -> None:
         self.lost += 1
+
+
+class Delivering:
+    """A `Responder` that notes whether its reply was delivered."""
+
+    in_turns = False
+
+    def __init__(self, reply: Said) -> None:
+        self._reply = reply
+        self.delivered = False
+        reply.on_delivered = self._note
+
+    def _note(self) -> None:
+        self.delivered = True
+
+    async def answer(self, exchange: Exchange) -> Said:
+        return self._reply
+
+    def refuse(self, exchange: Exchange, error: GatewayError) -> None:
+        raise AssertionError("nothing is refused here")
+
+    def client_left(self, exchange: Exchange) -> None:
+        pass
 
 
 @dataclass
@@ -191,16 +237,13 @@ async def serving_app(
     limits: HttpLimits | None = None,
     *,
     tls_files: tuple[str, str] | None = None,
-    direct: Mapping[tuple[bytes, bytes], Direct] | None = None,
-    standing: Mapping[tuple[bytes, bytes], Standing] | None = None,
+    hot: Mapping[tuple[bytes, bytes], HotEntry] | None = None,
 ) -> AsyncIterator[Served]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     edge = Edge(limits or HttpLimits())
     tls_cert, tls_key = tls_files or (None, None)
-    server = PublicServer(
-        app, listener, edge, backlog=1024, tls_cert=tls_cert, tls_key=tls_key, direct=direct, standing=standing
-    )
+    server = PublicServer(app, listener, edge, backlog=1024, tls_cert=tls_cert, tls_key=tls_key, hot=hot)
     await server.start()
     try:
         yield Served(edge, server, listener.getsockname()[1])

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from shared.http.peer import connection
+from shared.http.exchange import exchange_in
 from tests.integration.http.edge_server import MIB, request, serving, status_of
 from tests.waiting import DEADLINE_S, until
 
@@ -21,7 +21,7 @@ async def test_a_reply_that_is_read_is_delivered() -> None:
             while len(data.partition(b"\r\n\r\n")[2]) < size_bytes:
                 data += await client.read(MIB)
         await until(lambda: served.app.delivered == [True, True], "delivered")
-        assert len({id(connection(scope)) for scope in served.app.scopes}) == 1, "one connection was used again"
+        assert len({id(exchange_in(scope).peer) for scope in served.app.scopes}) == 1, "one connection was used again"
         client.close()
 
 
@@ -85,7 +85,7 @@ async def test_a_reader_that_half_closes_counts_as_gone() -> None:
         client = await served.connect()
         await client.send(request("GET", "/big"))
         await until(lambda: served.edge.unread, "the reply waits")
-        ours = connection(served.app.scopes[0])
+        ours = exchange_in(served.app.scopes[0]).peer
         client.sock.shutdown(socket.SHUT_WR)
         await until(lambda: not ours.connected, "noticed")
         await client.read_to_end()

@@ -1,77 +1,73 @@
-"""Hot routes without ASGI: the same replies, refusals before the body, turns, and how a connection ends."""
+"""Hot paths: the same replies as by the application, refusals before the body, turns, and how a connection ends."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from shared.core.errors import GatewayError, Unauthorized
-from shared.http.exchange import send_response
 from shared.http.head import HttpLimits
+from shared.http.reply import send_response
 from tests.garbage import garbage
-from tests.integration.http.edge_server import Application, Client, Served, request, serving_app, status_of
+from tests.integration.http.edge_server import Application, Client, Said, Served, request, serving_app, status_of
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
-    from shared.http.exchange import DirectCycle
+    from shared.core.errors import GatewayError
+    from shared.http.exchange import Exchange
 
 KIB = 1024
 LARGE = bytes(range(256)) * 256
+MOST_BYTES = 400 * KIB
 # More than the lane starts in one turn.
 CROWD = 50
-
-
-@dataclass
-class Said:
-    status: int
-    body: bytes
-    content_type: bytes = b"application/json"
-    on_delivered: Callable[[], None] | None = None
-
-
-@dataclass(frozen=True)
-class Someone:
-    digest: bytes = b""
 
 
 @dataclass
 class Route:
     """Answers with the body. `held`: not before that is set. An `X-Stranger` is refused."""
 
+    in_turns = True
     admitted: int = 0
     bodies: list[bytes] = field(default_factory=list)
     delivered: int = 0
     gone: list[str] = field(default_factory=list)
+    refused: list[GatewayError] = field(default_factory=list)
     held: asyncio.Event | None = None
-    reply: Said | ASGIApp | None = None
+    parts: Callable[[Scope, Send], Awaitable[None]] | None = None
     scopes: list[Scope] = field(default_factory=list)
 
-    def admit(self, headers: Mapping[bytes, bytes]) -> Any:
+    def admit(self, exchange: Exchange) -> None:
         self.admitted += 1
-        if b"x-stranger" in headers:
-            raise Unauthorized("who are you?")
-        return Someone(headers.get(b"x-key", b""))
+        if b"x-stranger" in exchange.headers:
+            exchange.reply(401, b"text/plain", f"{exchange.path}: who are you?".encode())
+        else:
+            exchange.collect(self, MOST_BYTES)
 
-    def refused(self, error: GatewayError, path: str) -> Said:
-        return Said(401, f"{path}: {error}".encode())
-
-    async def answered(self, request: DirectCycle) -> Any:
-        self.bodies.append(request.body)
-        self.scopes.append(request.scope())
+    async def answer(self, exchange: Exchange) -> Said | None:
+        body = exchange.body
+        self.bodies.append(body)
+        self.scopes.append(exchange.scope())
         if self.held is not None:
             await self.held.wait()
-        return self.reply or Said(200, request.body, on_delivered=self._count)
+        if self.parts is not None:
+            await self.parts(exchange.scope(), exchange.send)
+            return None
+        return Said(200, body, on_delivered=self._count)
 
-    def client_left(self, path: str) -> None:
-        self.gone.append(path)
+    def refuse(self, exchange: Exchange, error: GatewayError) -> None:
+        self.refused.append(error)
+        exchange.reply(413, b"text/plain", b"too large")
+
+    def client_left(self, exchange: Exchange) -> None:
+        self.gone.append(exchange.path)
 
     def _count(self) -> None:
         self.delivered += 1
@@ -97,7 +93,7 @@ class Bench:
 @asynccontextmanager
 async def direct(limits: HttpLimits | None = None) -> AsyncIterator[Bench]:
     app, route = Application(), Route()
-    async with serving_app(app, limits, direct={(b"POST", b"/echo"): route}) as served:
+    async with serving_app(app, limits, hot={(b"POST", b"/echo"): route}) as served:
         try:
             yield Bench(served, app, route)
         finally:
@@ -132,7 +128,7 @@ async def read_some(client: Client) -> bytes:
 async def test_the_reply_is_that_of_asgi(body: bytes) -> None:
     async with direct() as bench:
         ours = await bench.ask(request("POST", "/echo", body))
-        # A query is none of the plain case.
+        # With a query it is not in the table.
         theirs = await bench.ask(request("POST", "/echo?", body))
         assert bench.route.bodies == bench.app.bodies == [body]
     mine = sorted(line for line in ours.partition(b"\r\n\r\n")[0].lower().split(b"\r\n") if b"content-type" not in line)
@@ -140,26 +136,50 @@ async def test_the_reply_is_that_of_asgi(body: bytes) -> None:
     assert ours.endswith(body) and theirs.endswith(body)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        request("POST", "/other", b"{}"),
-        request("PUT", "/echo", b"{}"),
-        request("POST", "/echo", b"{}", "Expect: 100-continue"),
-        request("POST", "/echo"),
-        request("POST", "/echo", b"", "Content-Length: 0"),
-        b"POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-        b"POST /echo HTTP/1.0\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}",
-        request("POST", "/echo", bytes(300 * KIB)),
-    ],
-    ids=["path", "method", "expect", "no body", "empty body", "chunked", "1.0", "long body"],
-)
-async def test_all_that_is_not_plain_goes_by_asgi(data: bytes) -> None:
+@pytest.mark.parametrize("data", [request("POST", "/other", b"{}"), request("PUT", "/echo", b"{}")])
+async def test_what_is_not_in_the_table_goes_to_the_application(data: bytes) -> None:
     async with direct() as bench:
         client = await bench.connect()
         await client.send(data)
         await until(lambda: len(bench.app.bodies) == 1, "the application has it")
         assert not bench.route.admitted
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "body"),
+    [
+        (request("POST", "/echo", b"{}", "Expect: 100-continue"), b"{}"),
+        (request("POST", "/echo"), b""),
+        (request("POST", "/echo", b"", "Content-Length: 0"), b""),
+        (b"POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", b"{}"),
+        (b"POST /echo HTTP/1.0\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
+        (request("POST", "/echo", bytes(300 * KIB)), bytes(300 * KIB)),
+    ],
+    ids=["expect", "no body", "empty body", "chunked", "1.0", "long body"],
+)
+async def test_every_form_of_a_request_takes_the_same_way(data: bytes, body: bytes) -> None:
+    async with direct() as bench:
+        client = await bench.connect()
+        head, _, rest = data.partition(b"\r\n\r\n")
+        await client.send(head + b"\r\n\r\n")
+        if b"Expect" in data:
+            await client.read_until(b"100 Continue\r\n\r\n")
+        await client.send(rest)
+        told = await read_replies(client, 1)
+        assert told.endswith(b"\r\n\r\n" + body)
+        assert (bench.route.bodies, bench.app.bodies) == ([body], [])
+        client.close()
+
+
+async def test_a_chunked_body_is_refused_when_it_becomes_too_large() -> None:
+    chunk = b"8000\r\n" + bytes(0x8000) + b"\r\n"
+    async with direct() as bench:
+        client = await bench.connect()
+        await client.send(b"POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk * 40)
+        told = await client.read_to_end()
+        assert (status_of(told), b"connection: close" in told) == (413, True)
+        assert (len(bench.route.refused), bench.route.bodies) == (1, [])
         client.close()
 
 
@@ -192,8 +212,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         data = b"".join(request("POST", "/echo", b"%d" % number) for number in range(5))
         told = await bench.ask(data, 5)
         assert [part[-1:] for part in told.split(b"HTTP/1.1 200 OK")[1:]] == [b"0", b"1", b"2", b"3", b"4"]
-        # Those behind the first wait for it, which is ASGI's business.
-        assert bench.route.bodies[0] == b"0" and len(bench.route.bodies) + len(bench.app.bodies) == 5
+        assert bench.route.bodies == [b"0", b"1", b"2", b"3", b"4"]
 
 
 async def test_a_stranger_is_refused_before_the_body_and_may_try_again() -> None:
@@ -295,23 +314,22 @@ async def test_a_body_that_trickles_is_refused_in_time() -> None:
         client.close()
 
 
-async def test_a_reply_in_parts_is_sent_by_asgi() -> None:
-    async def parts(scope: Scope, receive: Receive, send: Send) -> None:
+async def test_a_reply_may_come_in_parts() -> None:
+    async def parts(scope: Scope, send: Send) -> None:
         await send_response(send, 503, [(b"x-path", scope["raw_path"])], b"later")
 
     async with direct() as bench:
-        bench.route.reply = parts
+        bench.route.parts = parts
         told = await bench.ask(request("POST", "/echo", b"{}") * 2, 2)
-        # The second came before the first was answered, and goes the way of all requests.
-        assert status_of(told) == 503 and b"x-path: /echo" in told and told.endswith(b"{}")
+        assert told.count(b"HTTP/1.1 503") == 2 and told.count(b"x-path: /echo") == 2 and told.endswith(b"later")
 
 
 async def test_a_defect_closes_the_connection() -> None:
-    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+    async def broken(scope: Scope, send: Send) -> None:
         raise RuntimeError("a defect")
 
     async with direct() as bench:
-        bench.route.reply = broken
+        bench.route.parts = broken
         assert status_of(await bench.served.exchange(request("POST", "/echo", b"{}", "Connection: close"))) == 500
 
 
@@ -323,7 +341,7 @@ async def test_a_connection_leaves_nothing_for_the_garbage_collector(path: str) 
                 await bench.ask(request("POST", path, b"{}"))
             await until(lambda: not bench.served.edge.open, "closed")
         found = {type(item).__name__ for item in left}
-        assert not {name for name in found if "Cycle" in name or "Protocol" in name or "Connection" in name}
+        assert not {name for name in found if "Exchange" in name or "Parser" in name or "Connection" in name}
 
 
 async def test_an_application_that_is_a_function_serves_many_connections() -> None:
@@ -342,7 +360,7 @@ async def test_an_idle_connection_does_not_keep_its_last_body() -> None:
         await read_replies(client, 1)
         await until(lambda: bench.route.delivered == 1, "delivered")
         connection = next(iter(bench.served.edge.open))
-        assert connection.cycle.body == b""  # type: ignore[attr-defined] # a protocol
+        assert connection._answering.body == b""  # type: ignore[attr-defined] # a protocol
         client.close()
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shared.http import connection as protocol
-from shared.http.exchange import send_whole
-from shared.http.head import HttpLimits, read_body
-from tests.integration.http.edge_server import request, serving, serving_app, status_of
+from shared.http.head import HttpLimits
+from shared.http.reply import send_response
+from tests.integration.http.edge_server import request, serving, serving_app, status_of, whole_body
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ CLOSING = request("POST", "/echo", BODY, "Connection: close")
 PIECES = (len(CLOSING) - 1, len(CLOSING) - len(BODY), 30, 1)
 
 
-def connection_of(served: Served) -> protocol.GatewayProtocol:
+def connection_of(served: Served) -> protocol.ClientConnection:
     (made,) = served.edge.open
-    assert isinstance(made, protocol.GatewayProtocol)
+    assert isinstance(made, protocol.ClientConnection)
     return made
 
 
@@ -69,8 +69,8 @@ async def test_reading_is_paused_where_what_came_early_was_too_much() -> None:
 
     async def reads_later(scope: Scope, receive: Receive, send: Send) -> None:
         await wanted.wait()
-        taken.append(await read_body(dict(scope["headers"]), receive, 1024 * 1024))
-        await send_whole(scope, send, 200, [], b"")
+        taken.append(await whole_body(receive))
+        await send_response(send, 200, [], b"")
 
     body = bytes(100_000)
     data = request("POST", "/", body, "Connection: close")
@@ -101,12 +101,12 @@ async def test_a_refusal_of_what_came_early() -> None:
 
 
 async def test_a_defect_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: protocol.GatewayProtocol, data: bytes) -> None:
+    def broken(self: protocol.ClientConnection, data: bytes) -> None:
         raise RuntimeError("a defect")
 
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    monkeypatch.setattr(protocol.GatewayProtocol, "data_received", broken)
+    monkeypatch.setattr(protocol.ClientConnection, "data_received", broken)
     async with serving() as served:
         assert await all_that_is_told(served.connect_saying(CLOSING)) == b""
         await until(lambda: not served.edge.open, "closed")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from shared.http.connection import GatewayProtocol
+from shared.http.connection import ClientConnection
 from shared.http.head import HttpLimits
 from tests.integration.http.edge_server import MIB, Served, now_s, refusal_in, request, serving, status_of
 from tests.waiting import until
@@ -29,13 +29,13 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert [record.getMessage() for record in caplog.get_records("call") if record.levelno > logging.DEBUG] == []
 
 
-def protocols(served: Served) -> list[GatewayProtocol]:
-    return [each for each in served.edge.open if isinstance(each, GatewayProtocol)]
+def protocols(served: Served) -> list[ClientConnection]:
+    return [each for each in served.edge.open if isinstance(each, ClientConnection)]
 
 
 def living_protocols(served: Served) -> int:
     gc.collect()
-    return sum(isinstance(each, GatewayProtocol) and each.edge is served.edge for each in gc.get_objects())
+    return sum(isinstance(each, ClientConnection) and each.edge is served.edge for each in gc.get_objects())
 
 
 # -- sizes
@@ -185,7 +185,7 @@ async def test_a_body_at_a_fair_rate_has_time() -> None:
         await client.send(b"POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (11 * MIB))
         await client.send(bytes(10 * MIB))
         await until(lambda: served.edge.arriving, "the body has begun")
-        await until(lambda: [each._body_bytes for each in protocols(served)] == [10 * MIB], "10 MiB have come")
+        await until(lambda: [each._parser.body_bytes for each in protocols(served)] == [10 * MIB], "10 MiB have come")
         served.sweep_after(200.0, begun_s)
         assert len(served.edge.arriving) == 1
         served.sweep_after(450.0)

@@ -11,11 +11,13 @@ import pytest
 
 from shared.http.head import HttpLimits
 from tests.integration.http.edge_server import Application, Served, request, serving_app, status_of
-from tests.integration.http.test_direct import Said, read_replies
+from tests.integration.http.test_direct import read_replies
 from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from shared.http.exchange import Exchange
 
 HEALTH = request("GET", "/health")
 FINE = b"fine"
@@ -27,9 +29,9 @@ class Health:
     def __init__(self) -> None:
         self.asked = 0
 
-    def reply(self) -> Said:
+    def admit(self, exchange: Exchange) -> None:
         self.asked += 1
-        return Said(200, FINE)
+        exchange.reply(200, b"text/plain", FINE)
 
 
 @dataclass
@@ -42,7 +44,7 @@ class Bench:
 @asynccontextmanager
 async def standing() -> AsyncIterator[Bench]:
     app, health = Application(), Health()
-    async with serving_app(app, standing={(b"GET", b"/health"): health}) as served:
+    async with serving_app(app, hot={(b"GET", b"/health"): health}) as served:
         try:
             yield Bench(served, app, health)
         finally:
@@ -123,22 +125,35 @@ async def test_it_waits_for_the_requests_before_it_and_not_for_those_behind() ->
         client.close()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        request("GET", "/health", b"{}"),
-        request("HEAD", "/health"),
-        request("GET", "/health?a"),
-        request("GET", "/health", b"", "Expect: 100-continue"),
-        b"GET /health HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    ],
-    ids=["body", "method", "query", "asks", "chunked"],
-)
-async def test_all_that_is_not_bare_goes_by_asgi(data: bytes) -> None:
+@pytest.mark.parametrize("data", [request("HEAD", "/health"), request("GET", "/health?a")], ids=["method", "query"])
+async def test_what_is_asked_otherwise_goes_to_the_application(data: bytes) -> None:
     async with standing() as bench:
         client = bench.served.connect_saying(data)
         await until(lambda: len(bench.app.bodies) == 1, "the application has it")
         assert bench.health.asked == 0
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "keeps"),
+    [
+        (request("GET", "/health", b"{}"), True),
+        (request("GET", "/health", b"", "Content-Length: 2", "Expect: 100-continue"), False),
+        (b"GET /health HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", False),
+    ],
+    ids=["body", "asks", "chunked"],
+)
+async def test_a_body_is_not_waited_for(data: bytes, keeps: bool) -> None:
+    """Where its end would have to be looked for, or may never come, the connection ends."""
+    async with standing() as bench:
+        client = bench.served.connect_saying(data)
+        if keeps:
+            await client.send(HEALTH)
+            assert (await read_replies(client, 2)).endswith(FINE)
+        else:
+            told = await client.read_to_the_goodbye()
+            assert b"connection: close" in told and told.endswith(FINE)
+        assert bench.app.scopes == []
         client.close()
 
 

@@ -15,7 +15,7 @@ from tests.waiting import DEADLINE_S, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BIG_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-length: 8388608\r\n\r\n"
+BIG_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 8388608\r\n\r\n"
 
 
 class TlsClient:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
+    from shared.http.exchange import HotEntry
     from shared.http.head import HttpLimits
 
 # At 1 ms each: long after any pair of loopback sockets has moved what it can.
@@ -81,16 +82,27 @@ async def openai_passage(**settings: Any) -> AsyncIterator[OpenAiPassage]:
             yield OpenAiPassage(served, bench, first, second)
 
 
+class _HotTable(dict[tuple[bytes, bytes], "HotEntry"]):
+    """That of the application that `bench` has now."""
+
+    def __init__(self, bench: AppBench) -> None:
+        super().__init__()
+        self._bench = bench
+
+    def get(self, key: tuple[bytes, bytes], default: Any = None) -> Any:
+        return self._bench.app.hot.get(key, default)
+
+
 @asynccontextmanager
 async def serving_bench(limits: HttpLimits | None, **settings: Any) -> AsyncIterator[tuple[AppBench, Served]]:
     """`AppBench.use` may be called until the first request."""
     bench = await AppBench(**settings).open()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await bench.app(scope, receive, send)
+        await bench.app.starlette(scope, receive, send)
 
     try:
-        async with serving_app(app, limits) as served:
+        async with serving_app(app, limits, hot=_HotTable(bench)) as served:
             yield bench, served
     finally:
         await bench.close()

@@ -11,7 +11,8 @@ import pytest
 
 from shared.core import ids, trainer_ids
 from shared.core.callers import ApiKey, KeyLimits
-from tests.app_bench import API, KEY_A, KEY_B, KEYS, Answered
+from tests.app_bench import API, KEY_A, KEY_B, KEYS
+from tests.exchanges import Answered
 from tests.integration.passthrough.passage import Passage, asking, body_of, head_of, training_passage
 from tests.integration.passthrough.raw_upstream import Exchange, reply, soon
 from tests.waiting import until

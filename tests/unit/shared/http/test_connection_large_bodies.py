@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import uvicorn
-from uvicorn.server import ServerState
-
-from shared.http.connection import protocol_class
+from shared.http.connection import ClientConnection
 from shared.http.edge import Edge
 from shared.http.head import HttpLimits
+from tests.exchanges import RecordingTransport, service_of
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -20,48 +18,9 @@ PIECE = b"x" * (64 * 1024)
 HEAD = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (2 * len(PIECE))
 
 
-class RecordingTransport(asyncio.Transport):
-    """Takes what is written; the pieces that arrive are then cut where the test says, not where a kernel does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.reading = True
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += bytes(data)
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def can_write_eof(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
-
-
-def connected(app: ASGIApp) -> tuple[Any, RecordingTransport]:
+def connected(app: ASGIApp) -> tuple[ClientConnection, RecordingTransport]:
     """A connection of `app`, and what is beneath it."""
-    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
-    config.load()
-    protocol: Any = protocol_class(Edge(HttpLimits()))
-    connection, transport = protocol(config=config, server_state=ServerState(), app_state={}), RecordingTransport()
+    connection, transport = ClientConnection(service_of(app), Edge(HttpLimits())), RecordingTransport()
     connection.connection_made(transport)
     return connection, transport
 

@@ -1,121 +1,136 @@
-"""A whole reply in one write says what uvicorn says in two."""
+"""An exchange between a parser and an application: the bytes of replies, what comes in order, and whole bodies."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shared.http.exchange import WHOLE_REPLY, GatewayCycle
+from shared.http.exchange import exchange_in
+from shared.http.reply import send_response
+from tests.exchanges import FakeCarrier, request_bytes, service_of
+from tests.waiting import until
 
-LOGGER = logging.getLogger("tests.cycle")
+if TYPE_CHECKING:
+    from shared.http.exchange import Exchange
+
 HEADERS = [(b"content-type", b"application/json")]
 
 
-class Transport:
-    def __init__(self) -> None:
-        self.writes: list[bytes] = []
-        self.closed = False
+async def begun(method: str = "GET", *, keep_alive: bool = True) -> tuple[Exchange, FakeCarrier]:
+    """An exchange whose application does nothing until the test is over."""
 
-    def write(self, data: bytes) -> None:
-        self.writes.append(data)
+    async def app(*_: Any) -> None:
+        await asyncio.Event().wait()
 
-    def writelines(self, parts: Any) -> None:
-        self.writes.append(b"".join(parts))
-
-    def close(self) -> None:
-        self.closed = True
+    carrier = FakeCarrier(service_of(app))
+    carrier.feed(request_bytes(method, "/", []))
+    assert carrier.exchange is not None
+    carrier.exchange.keep_alive = keep_alive
+    return carrier.exchange, carrier
 
 
-class Flow:
-    write_paused = False
-
-    async def drain(self) -> None:
-        self.write_paused = False
-
-
-class Bench:
-    def __init__(self, method: str = "POST", *, keep_alive: bool = True) -> None:
-        self.transport, self.flow, self.ended = Transport(), Flow(), 0
-        self.ended_within_body = False
-        self.cycle = GatewayCycle(
-            {"method": method},
-            self.transport,
-            self.flow,
-            LOGGER,
-            LOGGER,
-            False,
-            [],
-            asyncio.Event(),
-            False,
-            keep_alive,
-            self._on_end,
-            end_within_body=self._end_within_body,
-        )
-        self.cycle.whole()
-
-    def _on_end(self) -> None:
-        self.ended += 1
-
-    def _end_within_body(self) -> None:
-        self.ended_within_body = True
-
-    async def whole(self, status: int, body: bytes | memoryview) -> None:
-        await self.cycle.send({"type": WHOLE_REPLY, "status": status, "headers": HEADERS, "body": body})
-
-    async def in_two(self, status: int, body: bytes) -> None:
-        length = (b"content-length", str(len(body)).encode())
-        await self.cycle.send({"type": "http.response.start", "status": status, "headers": [*HEADERS, length]})
-        await self.cycle.send({"type": "http.response.body", "body": body})
+def lines(carrier: FakeCarrier) -> list[bytes]:
+    return sorted(carrier.transport.written.partition(b"\r\n\r\n")[0].split(b"\r\n"))
 
 
 @pytest.mark.parametrize("method", ["POST", "HEAD"])
 @pytest.mark.parametrize("keep_alive", [True, False])
 @pytest.mark.parametrize("body", [b"", b"{}", b"x" * 100_000])
 @pytest.mark.parametrize("status", [200, 408, 429])
-async def test_the_bytes_are_the_same(method: str, keep_alive: bool, body: bytes, status: int) -> None:
-    ours, theirs = Bench(method, keep_alive=keep_alive), Bench(method, keep_alive=keep_alive)
-    await ours.whole(status, memoryview(body))
-    await theirs.in_two(status, body)
-    assert sorted(lines(ours)) == sorted(lines(theirs))
-    assert b"".join(ours.transport.writes).partition(b"\r\n\r\n")[2] == (body if method == "POST" else b"")
-    assert ours.transport.closed == theirs.transport.closed == (not keep_alive)
-    assert ours.ended == theirs.ended == 1
-    if method == "POST":
-        assert len(ours.transport.writes) == 1
+async def test_a_reply_in_one_write_says_what_one_in_parts_says(
+    method: str, keep_alive: bool, body: bytes, status: int
+) -> None:
+    whole, ours = await begun(method, keep_alive=keep_alive)
+    parts, theirs = await begun(method, keep_alive=keep_alive)
+    whole.reply(status, b"application/json", memoryview(body))
+    await send_response(parts.send, status, HEADERS, body)
+    assert lines(ours) == lines(theirs)
+    for carrier in (ours, theirs):
+        assert carrier.transport.written.partition(b"\r\n\r\n")[2] == (body if method == "POST" else b"")
+        assert carrier.completed.is_set()
+        for task in carrier.service.tasks:
+            task.cancel()
+    assert len(ours.transport.writes) == 1
 
 
-@pytest.mark.parametrize("keep_alive", [True, False])
-async def test_a_last_reply_that_does_not_wait_for_the_body_does_not_close(keep_alive: bool) -> None:
-    bench = Bench(keep_alive=keep_alive)
-    bench.cycle.more_body = True
-    await bench.whole(413, b"{}")
-    assert (bench.ended_within_body, bench.transport.closed) == (not keep_alive, False)
-
-
-def lines(bench: Bench) -> list[bytes]:
-    return b"".join(bench.transport.writes).partition(b"\r\n\r\n")[0].split(b"\r\n")
-
-
-async def test_nothing_is_written_for_who_has_left() -> None:
-    bench = Bench()
-    bench.cycle.disconnected = True
-    await bench.whole(200, b"{}")
-    assert bench.transport.writes == []
+async def test_nothing_is_written_for_a_client_that_has_left() -> None:
+    exchange, carrier = await begun()
+    carrier.peer.lose(broken=True)
+    exchange.reply(200, b"text/plain", b"{}")
+    await send_response(exchange.send, 200, [], b"{}")
+    assert carrier.transport.writes == []
 
 
 async def test_a_client_that_does_not_read_is_waited_for() -> None:
-    bench = Bench()
-    bench.flow.write_paused = True
-    await bench.whole(200, b"{}")
-    assert not bench.flow.write_paused
-    assert len(bench.transport.writes) == 1
+    exchange, carrier = await begun()
+    carrier.flow.pause_writing()
+    sending = asyncio.create_task(send_response(exchange.send, 200, [], b"{}"))
+    await asyncio.sleep(0)
+    assert carrier.transport.writes == []
+    carrier.flow.resume_writing()
+    await sending
+    assert carrier.completed.is_set()
 
 
 async def test_one_request_has_one_reply() -> None:
-    bench = Bench()
-    await bench.whole(200, b"{}")
+    exchange, _ = await begun()
+    exchange.reply(200, b"text/plain", b"{}")
     with pytest.raises(RuntimeError, match="already"):
-        await bench.whole(200, b"{}")
+        exchange.reply(200, b"text/plain", b"{}")
+    with pytest.raises(RuntimeError, match="out of order"):
+        await send_response(exchange.send, 200, [], b"{}")
+
+
+@pytest.mark.parametrize("header", [(b"a b", b"1"), (b"a", b"1\r\nb: 2"), (b"a", b"\x00")])
+async def test_a_header_that_is_not_https_is_not_written(header: tuple[bytes, bytes]) -> None:
+    exchange, carrier = await begun()
+    with pytest.raises(RuntimeError):
+        await send_response(exchange.send, 200, [header], b"{}")
+    assert carrier.transport.writes == []
+
+
+@pytest.mark.parametrize("length", [b"1", b"3"])
+async def test_a_body_that_is_not_as_long_as_was_said_is_a_defect(length: bytes) -> None:
+    exchange, _ = await begun()
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+    with pytest.raises(RuntimeError, match="longer or shorter"):
+        await exchange.send({"type": "http.response.body", "body": b"{}"})
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_a_reply_without_a_body_may_have_had_a_length(status: int) -> None:
+    """Another server's 304 says how long the body would be."""
+    exchange, carrier = await begun()
+    await exchange.send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"9")]})
+    await exchange.send({"type": "http.response.body", "body": b"123456789"})
+    assert carrier.completed.is_set()
+    assert carrier.transport.written.endswith(b"\r\n\r\n")
+    assert (b"content-length: 9" in carrier.transport.written) == (status == 304)
+
+
+async def test_a_reply_without_a_length_comes_in_chunks() -> None:
+    exchange, carrier = await begun()
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": []})
+    for part in (b"ab", b"", b"c"):
+        await exchange.send({"type": "http.response.body", "body": part, "more_body": True})
+    await exchange.send({"type": "http.response.body"})
+    head, _, body = carrier.transport.written.partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head
+    assert body == b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
+
+
+async def test_an_application_receives_its_body_and_then_that_it_is_answered() -> None:
+    received: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        received.append(await receive())
+        await send_response(send, 200, [], b"")
+        received.append(await receive())
+        assert exchange_in(scope).complete
+
+    carrier = FakeCarrier(service_of(app))
+    carrier.feed(request_bytes("POST", "/", [], b"body"))
+    await until(lambda: len(received) == 2)
+    assert received == [{"type": "http.request", "body": b"body", "more_body": False}, {"type": "http.disconnect"}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from shared.clock import ManualClock
-from shared.http.flow import TimedFlow
+from shared.http.peer import Flow
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,7 +24,7 @@ class Transport:
 
 async def test_only_the_time_in_which_nothing_is_read_counts() -> None:
     clock, transport = ManualClock(), Transport()
-    flow = TimedFlow(cast("asyncio.Transport", transport), clock.monotonic_s)
+    flow = Flow(cast("asyncio.Transport", transport), clock.monotonic_s)
     begun_s = clock.monotonic_s()
     for _ in range(3):
         clock.advance(5.0)

@@ -1,79 +1,48 @@
-"""A request's body: whole, within its limit, in as few copies as possible."""
+"""What a head says of its body, and header values as they are handed on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
-from shared.core.errors import BodyIncomplete, BodyTooLarge, UnsupportedEncoding
-from shared.http.head import read_body
+from shared.core.errors import BodyTooLarge, UnsupportedEncoding
+from shared.http.head import HttpLimits, RequestParser, is_repeated, require_readable
 
-if TYPE_CHECKING:
-    from starlette.types import Message, Receive
-
-
-class Pieces:
-    """A `receive` that hands over `pieces`, then a disconnect."""
-
-    def __init__(self, *pieces: bytes, whole: bool = True) -> None:
-        self._messages: list[Message] = [
-            {"type": "http.request", "body": piece, "more_body": not whole or n + 1 < len(pieces)}
-            for n, piece in enumerate(pieces)
-        ]
-        self.received = 0
-
-    async def __call__(self) -> Message:
-        self.received += 1
-        return self._messages.pop(0) if self._messages else {"type": "http.disconnect"}
+LIMIT_BYTES = 10
 
 
-async def read(receive: Receive, *headers: tuple[bytes, bytes]) -> bytes:
-    scope: dict[str, Any] = {"type": "http", "headers": list(headers)}
-    return await read_body(dict(scope["headers"]), receive, 10)
+class Sink:
+    def request_begins(self) -> None: ...
 
+    def body_arrives(self, part: bytes) -> None: ...
 
-@pytest.mark.parametrize("pieces", [(b"",), (b"0123456789",), (b"01234", b"", b"56789"), (b"0", b"")])
-async def test_whole(pieces: tuple[bytes, ...]) -> None:
-    assert await read(Pieces(*pieces)) == b"".join(pieces)
-
-
-async def test_one_piece_is_not_copied() -> None:
-    piece = bytes(bytearray(b"0123456789"))
-    assert await read(Pieces(piece)) is piece
+    def request_ends(self) -> None: ...
 
 
 @pytest.mark.parametrize("length", [b"11", b"9223372036854775808", b"9" * 5_000])
-async def test_a_length_above_the_limit_is_refused_unread(length: bytes) -> None:
-    receive = Pieces(b"x")
-    with pytest.raises(BodyTooLarge):
-        await read(receive, (b"content-length", length))
-    assert receive.received == 0
-
-
-@pytest.mark.parametrize("pieces", [(b"0" * 11,), (b"0" * 6, b"1" * 5), (b"0" * 6, b"1" * 5, b"2" * 1_000)])
-async def test_more_than_the_limit(pieces: tuple[bytes, ...]) -> None:
-    receive = Pieces(*pieces)
-    with pytest.raises(BodyTooLarge):
-        await read(receive)
-    assert receive.received <= 2, "no more is read than it takes to know"
-
-
-@pytest.mark.parametrize("pieces", [(), (b"0",), (b"0", b"1")])
-async def test_cut_off(pieces: tuple[bytes, ...]) -> None:
-    """B13"""
-    with pytest.raises(BodyIncomplete):
-        await read(Pieces(*pieces, whole=False))
+def test_a_length_above_the_limit_is_refused_unread(length: bytes) -> None:
+    with pytest.raises(BodyTooLarge, match="--max-body-bytes"):
+        require_readable({b"content-length": length}, LIMIT_BYTES)
 
 
 @pytest.mark.parametrize("coding", [b"gzip", b"GZIP", b"identity, gzip", b"br", b"\xff"])
-async def test_compressed(coding: bytes) -> None:
-    receive = Pieces(b"x")
+def test_compressed(coding: bytes) -> None:
     with pytest.raises(UnsupportedEncoding):
-        await read(receive, (b"content-encoding", coding))
-    assert receive.received == 0
+        require_readable({b"content-encoding": coding}, LIMIT_BYTES)
 
 
 @pytest.mark.parametrize("coding", [b"identity", b" Identity ", b""])
-async def test_not_compressed(coding: bytes) -> None:
-    assert await read(Pieces(b"x"), (b"content-encoding", coding)) == b"x"
+def test_not_compressed(coding: bytes) -> None:
+    require_readable({b"content-encoding": coding, b"content-length": b"10"}, LIMIT_BYTES)
+
+
+@pytest.mark.parametrize("more", [b"", b"A: " + b"a" * 8_000 + b"\r\n"], ids=["a small head", "a large one"])
+def test_trailing_blanks_of_a_value_are_no_part_of_it(more: bytes) -> None:
+    parser = RequestParser(Sink(), HttpLimits())
+    parser.feed(b"POST / HTTP/1.1\r\nHost: h \t\r\nX-B: a b\t\r\nContent-Length: 2 \r\n" + more + b"\r\n{}")
+    assert (parser.fields[b"host"], parser.fields[b"x-b"]) == (b"h", b"a b")
+    assert (parser.fields[b"content-length"], parser.has_body) == (b"2", True)
+
+
+def test_a_header_that_comes_twice_is_repeated() -> None:
+    headers = [(b"a", b"1"), (b"b", b"2"), (b"a", b"1")]
+    assert is_repeated(headers, b"a") and not is_repeated(headers, b"b") and not is_repeated(headers, b"c")

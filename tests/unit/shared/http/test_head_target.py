@@ -16,7 +16,7 @@ KEYS = ("path", "raw_path", "query_string")
 
 def placed(url: bytes) -> dict[str, Any]:
     scope: dict[str, Any] = {}
-    head.place(scope, url)  # type: ignore[arg-type] # all that is asked of it
+    head.place(scope, url)
     return scope
 
 

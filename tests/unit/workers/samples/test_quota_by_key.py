@@ -16,7 +16,7 @@ from tests.waiting import until
 from workers.samples.quota import KeyUsage
 
 if TYPE_CHECKING:
-    from tests.app_bench import Answered
+    from tests.exchanges import Answered
 
 A = Caller("a", b"a", b"A", KeyLimits(max_in_flight=9))
 B = Caller("b", b"b", b"B")
