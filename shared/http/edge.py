@@ -1,4 +1,4 @@
-"""What all client connections of one worker share: the limits, the drain flag, and who is being waited for."""
+"""State that all client connections of one address share: limits, the drain flag, and the deadlines."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ class Watched(Protocol):
 
 
 class Edge:
-    """Shared by the connections of one event loop; handed to `protocol_class` and to `make_server`."""
+    """Limits and deadlines of all connections of one address."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
-        # A read of at most so many bytes holds no head that is too long, only one with too many headers.
-        self.small_read_bytes = min(limits.header_bytes, limits.head_bytes)
         self.draining = False
         self.open: set[Watched] = set()
         # Between requests; also before the first.
@@ -58,11 +56,13 @@ class Edge:
         return f"<Edge {len(self.open)} open: {waits}, {len(self.lingering)} lingering{', draining' * self.draining}>"
 
     def watch(self, watchlist: Watchlist[Watched], item: Watched, loop: asyncio.AbstractEventLoop) -> None:
+        """Start, or restart, one of the deadlines of `item`."""
         watchlist.add(item, loop.time())
         if self._timer is None:
             self._timer = loop.call_later(SWEEP_S, self._tick, loop)
 
     def forget(self, item: Watched) -> None:
+        """Drop a connection that has ended."""
         self.open.discard(item)
         for watchlist in (self.idle, self.arriving, self.unread, self.lingering):
             watchlist.discard(item)
@@ -70,13 +70,13 @@ class Edge:
             self._all_closed.set()
 
     def start_draining(self) -> None:
-        """From now on every reply carries `Connection: close`, those to requests already in flight too."""
+        """Have every reply carry `Connection: close` from now on, those to requests already in flight too."""
         self.draining = True
         for item in list(self.open):
             item.announce_close()
 
     async def wait_all_closed(self, at_most_s: float) -> None:
-        """Until no connection is left. For one that accepts none any more."""
+        """Wait until no connection is left. New ones must not be accepted any more."""
         if not self.open:
             return
         self._all_closed.clear()
@@ -85,7 +85,7 @@ class Edge:
                 await self._all_closed.wait()
 
     def sweep(self, now_s: float) -> bool:
-        """Ends what is overdue at `now_s` (the loop's time). Returns whether more than one batch was."""
+        """End what is overdue at `now_s` (the loop's time); return whether more than one batch was."""
         idle = self.idle.take_overdue(now_s, SWEEP_BATCH)
         arriving = self.arriving.take_overdue(now_s, SWEEP_BATCH)
         unread = self.unread.take_overdue(now_s, SWEEP_BATCH)

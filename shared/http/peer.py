@@ -1,4 +1,4 @@
-"""The client behind a connection, as a handler may see it: is it still there, does it take what it is sent?
+"""The client behind a connection, as a handler may see it: whether it is there, and takes what it is sent.
 
 A long poll registers a callback instead of a task that awaits `receive()`, so that 10,000 held polls are 10,000
 callbacks and not 10,000 more tasks.

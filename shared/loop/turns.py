@@ -1,13 +1,12 @@
-"""A line in which parties take turns: whoever has a thousand in it makes another wait for one of them, not for all.
-
-Within a key_digest it is first come, first served. With one key_digest it is a plain queue.
-
-A bound on how much of one kind of work is done in one turn of the event loop.
+"""Limit how much of one kind of work is done in one turn of the event loop, and take API keys in turn.
 
 Thousands of generations that end at once are thousands of tasks that become ready in the same turn. Each takes a
 fraction of a millisecond; run one after the other they keep the loop from everything else for seconds: health,
-heartbeats, the worker's own reports, for whose absence it is killed. Here only so many go on in a turn, and the rest
-wait for the next ones, between which the loop looks at its sockets and timers. Of those who wait, keys go in turn.
+heartbeats, and the worker's own reports, without which the supervisor kills it. Here only so many run in a turn, and
+the rest wait for the next ones, between which the loop looks at its sockets and timers.
+
+What waits is in a `FairQueue`. A key with a thousand items in it makes another key wait for one of them, not for all.
+Within a key it is first come, first served; with one key it is a plain queue.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """Parties are told apart by bytes: the `Caller.digest` of whose work it is.
+    """A queue in which keys take turns. A key is the `Caller.digest` of whose work it is.
 
-    Items are hashable, and each is in the line once. All steps take the same time however long the line is: a plain
-    dict would look for its first item among those that were there before.
+    Items are hashable, and each is queued once. All steps take the same time however long the queue is: a plain dict
+    would search for its first item among those that were there before.
     """
 
     __slots__ = ("_count", "_lines")
 
     def __init__(self) -> None:
-        # In the order of their next turns; a key_digest that has nobody in the line is not here.
+        # In the order of their next turns; a key without items is not here.
         self._lines: OrderedDict[bytes, OrderedDict[T, None]] = OrderedDict()
         self._count = 0
 
@@ -42,7 +41,7 @@ class FairQueue(Generic[T]):
         return self._count
 
     def add(self, key_digest: bytes, item: T) -> None:
-        """At the end of its key_digest's line. A key_digest that had nobody comes after all others' next turn, once."""
+        """Queue `item` behind the others of its key. A key that had none comes after the next turn of all others."""
         line = self._lines.get(key_digest)
         if line is None:
             line = self._lines[key_digest] = OrderedDict()
@@ -50,9 +49,9 @@ class FairQueue(Generic[T]):
         self._count += 1
 
     def take(self) -> T:
-        """Removes and returns the next. Raises `IndexError` when there is none."""
+        """Remove the next item and return it. Raises `IndexError` when there is none."""
         if not self._count:
-            raise IndexError("the line is empty")
+            raise IndexError("the queue is empty")
         key_digest, line = next(iter(self._lines.items()))
         item, _ = line.popitem(last=False)
         self._count -= 1
@@ -63,7 +62,7 @@ class FairQueue(Generic[T]):
         return item
 
     def discard(self, key_digest: bytes, item: T) -> None:
-        """Give `item` up, which costs `key_digest` no turn. Do nothing when `item` is not queued."""
+        """Remove `item`, which costs its key no turn. Do nothing when `item` is not queued."""
         line = self._lines.get(key_digest)
         if line is None or item not in line:
             return
@@ -74,7 +73,7 @@ class FairQueue(Generic[T]):
 
 
 class TurnLimit:
-    """Of the running event loop. `per_turn`: how many may go on between two looks at the sockets, from the next on."""
+    """A limit on the running event loop: `per_turn` may run between two looks at the sockets. It may be changed."""
 
     def __init__(self, per_turn: int) -> None:
         # Kept: asking for it is a system call (getpid) in Python 3.11.
@@ -85,14 +84,13 @@ class TurnLimit:
         self._waiting: FairQueue[Callable[[], bool]] = FairQueue()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return how many wait."""
         return len(self._waiting)
 
     def enter(self, key_digest: bytes, start: Callable[[], bool]) -> None:
-        """Calls `start`: at once while this turn has room, else in a later turn.
+        """Call `start`: at once while this turn has room, else in a later turn.
 
-        `key_digest`: who waits for whom, as of `FairQueue`. `start` must not raise, and tells whether there was still
-        something to start: who has gone takes no room.
+        `start` must not raise, and returns whether there was still something to start: what is over takes no room.
         """
         if self.try_take():
             start()
@@ -100,7 +98,7 @@ class TurnLimit:
             self._waiting.add(key_digest, start)
 
     def try_take(self) -> bool:
-        """Whether this turn has room, which is then taken. Nobody waits while it has."""
+        """Take room in this turn if it has any, and return whether it had. Nothing waits while it has."""
         if not self._renewing:
             self._renewing = True
             self._loop.call_soon(self._renew)
@@ -110,9 +108,9 @@ class TurnLimit:
         return False
 
     async def wait(self, key_digest: bytes = b"") -> None:
-        """Returns at once while this turn has room; else in a later turn.
+        """Return at once while this turn has room, else in a later turn.
 
-        On the way of every sample `try_take` is asked first: a coroutine that waits for nothing costs five times that.
+        Where every sample passes, call `try_take` first: a coroutine that waits for nothing costs five times that.
         """
         if self.try_take():
             return
@@ -126,10 +124,10 @@ class TurnLimit:
             raise
 
     def _renew(self) -> None:
-        """A new turn, for those who wait."""
+        """Begin a new turn, and let in as many of the waiting as it has room for."""
         self._left = self.per_turn
         while self._waiting and self._left:
-            # What starts may want to enter, and waits for the next turn where this one is full with it.
+            # What starts may enter again, and waits for the next turn if this one is full by then.
             self._left -= 1
             if not self._waiting.take()():
                 self._left += 1

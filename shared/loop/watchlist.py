@@ -1,8 +1,8 @@
 """Deadlines without timers.
 
-A timer per request costs more than parsing it. All waits of one kind have the same patience, so a dict in the order of
+A timer per request costs more than parsing it. All waits of one kind are equally long, so a dict in the order of
 insertion is already a queue in the order of deadlines: one coarse sweep looks at its front and stops at the first
-entry that still has time. Its cost follows what is overdue, not what is open; a held long poll is in no queue at all.
+entry that still has time. The cost depends on what is overdue, not on what is open; a held long poll is in no queue.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Watchlist(Generic[T]):
-    """Things that must be over within `patience_s` of being added. Times are seconds of one monotonic clock."""
+    """Hold what must be over within `patience_s` of being added. Times are seconds of one monotonic clock."""
 
     __slots__ = ("_since_s", "patience_s")
 
@@ -28,7 +28,7 @@ class Watchlist(Generic[T]):
         return item in self._since_s
 
     def add(self, item: T, now_s: float) -> None:
-        """Starts (or restarts) the patience with `item`; `now_s` never goes back between calls."""
+        """Start (or restart) the wait for `item`. `now_s` never goes back between calls."""
         self._since_s.pop(item, None)
         self._since_s[item] = now_s
 
@@ -36,7 +36,7 @@ class Watchlist(Generic[T]):
         self._since_s.pop(item, None)
 
     def take_overdue(self, now_s: float, most: int) -> list[T]:
-        """Removes and returns the overdue, longest first, at most `most` of them."""
+        """Remove up to `most` overdue items and return them, the longest overdue first."""
         overdue: list[T] = []
         for item, since_s in self._since_s.items():
             if now_s - since_s < self.patience_s or len(overdue) == most:
