@@ -1,7 +1,7 @@
-"""tinker-cookbook's own completers over the gateway: tokens to tokens, and messages to a message.
+"""Use tinker-cookbook's own completers with the gateway: tokens to tokens, and messages to a message.
 
 The cookbook gets a `SamplingClient` of the public SDK and knows nothing of the gateway. Its renderers need a tokenizer
-from the Hugging Face hub; the one below spells letters as tokens, so that this runs without any download.
+from the Hugging Face hub; the one below turns letters into tokens, so that this runs without a download.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import tinker
 from tinker import types
 from tinker_cookbook.completers import TinkerMessageCompleter, TinkerTokenCompleter
 
-# A token per character, above those that a vocabulary keeps for itself.
+# One token per character, above the ids that a vocabulary reserves.
 FIRST_TOKEN = 1000
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,?!"
 
 
 class SpellingRenderer:
-    """What `TinkerMessageCompleter` asks of a renderer."""
+    """A renderer with the methods that `TinkerMessageCompleter` calls."""
 
     def build_generation_prompt(self, messages: list[dict[str, Any]]) -> types.ModelInput:
         text = " ".join(f"{message['role']}. {message['content']}" for message in messages).lower()
@@ -42,7 +42,7 @@ async def complete(options: argparse.Namespace) -> dict[str, Any]:
     of_messages = TinkerMessageCompleter(client, renderer, max_tokens=options.max_tokens)  # type: ignore[arg-type]
     questions = [[{"role": "user", "content": f"{'why? ' * number}"}] for number in range(1, options.questions + 1)]
     prompts = [renderer.build_generation_prompt(question) for question in questions]
-    # As the cookbook's rollouts do: many conversations at once, one sample each.
+    # Like the cookbook's rollouts: many conversations at once, one sample each.
     tokens = await asyncio.gather(*(of_tokens(prompt, stop=[]) for prompt in prompts))
     answers = await asyncio.gather(*(of_messages(question) for question in questions))
     return {

@@ -1,8 +1,9 @@
 """An RL loop with the public tinker SDK, without a GPU: save weights, sample the adapter just saved, score, repeat.
 
-What is real: the SDK, the gateway, one adapter per step that it loads on demand, samples in flight all at once, the
-logprobs of policy and reference. What is not: the model (a simulated vLLM, or any vLLM you like) and the trainer, which
-writes an empty adapter where a real one would write weights. See README.md beside this file for how to run it.
+These parts are real: the SDK, the gateway, one adapter per step that it loads on demand, many samples in flight, and
+the logprobs of policy and reference. The model is not (a simulated vLLM, unless you use a real one), and neither is the
+trainer, which writes an empty adapter where a real one would write weights. README.md beside this file says how to run
+it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 import tinker
 from tinker import types
 
-# Low ids, which every vocabulary has.
+# Every vocabulary has these low ids.
 FIRST_TOKEN = 100
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sampled sequence. `kl`: of policy and reference, a sum over the tokens, estimated on this sequence alone."""
+    """A sampled sequence. `kl` is the divergence of policy and reference, estimated on this sequence alone."""
 
     step: int
     prompt: list[int]
@@ -38,7 +39,7 @@ class Rollout:
 
 
 class Trainer:
-    """Stands where a `TrainingClient` would. Every checkpoint has a name and a directory of its own, for good."""
+    """Stand in for a `TrainingClient`. Every checkpoint has its own name and directory, for good."""
 
     def __init__(self, adapters: Path, run_id: str) -> None:
         self._directory = adapters / run_id
@@ -56,17 +57,17 @@ class Trainer:
 
 
 def ready(client: Any) -> Any:
-    """From SDK 0.38 on `create_sampling_client` returns a future of the client, before it the client."""
+    """Return the client: from SDK 0.38 on `create_sampling_client` returns a future of it, before that the client."""
     return client.result() if hasattr(client, "result") else client
 
 
 def reward_of(tokens: list[int]) -> float:
-    """Any function of a result; here: how many of its tokens are even."""
+    """Return the reward of a result, which could be any function; here, the fraction of even tokens."""
     return sum(token % 2 == 0 for token in tokens) / len(tokens)
 
 
 def sample_step(policy: Any, reference: Any, step: int, options: argparse.Namespace) -> list[Rollout]:
-    """One batch: all prompts are in flight at once, `--group-size` sequences each."""
+    """Sample one batch: all prompts at once, with `--group-size` sequences each."""
     prompts = [[FIRST_TOKEN + step, *range(FIRST_TOKEN, FIRST_TOKEN + 8), number] for number in range(options.prompts)]
     seeds = [1000 * step + number for number in range(options.prompts)]
     futures = [
@@ -107,7 +108,7 @@ def main() -> None:
             path = trainer.save_weights_for_sampler(step, learned)
             policy = ready(service.create_sampling_client(model_path=path))
             rollouts = sample_step(policy, reference, step, options)
-            # Where a real loop calls forward_backward and optim_step with tokens, logprobs and advantages.
+            # A real loop would here call forward_backward and optim_step with tokens, logprobs and advantages.
             learned += statistics.mean(abs(rollout.advantage) for rollout in rollouts)
             out.writelines(json.dumps(asdict(rollout)) + "\n" for rollout in rollouts)
             reward = statistics.mean(rollout.reward for rollout in rollouts)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KeyView:
-    """What a key uses. The `in_flight` values are current; the others count since the gateway started."""
+    """The use of a key. The `in_flight` values are current; the others count since the gateway started."""
 
     name: str
     in_flight: int

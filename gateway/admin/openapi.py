@@ -61,7 +61,7 @@ def _object(required: str = "", **properties: Schema) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of a path. `body` is None for a GET; `parameters` are those in the path, all text."""
+    """A method of a path. `body` is None for a GET; `parameters` are those in the path, all text."""
 
     summary: str
     body: Schema | None = field(default_factory=dict)

@@ -72,7 +72,7 @@ class View:
 
 
 class Controls(Protocol):
-    """What the admin address may do with the supervisor."""
+    """The supervisor, as far as the admin address may use it."""
 
     def view(self) -> View: ...
 

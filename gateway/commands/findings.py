@@ -28,7 +28,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the table. `advice` says what to do and is empty if all is well."""
+    """A line of the table. `advice` says what to do and is empty if all is well."""
 
     subject: str
     verdict: Verdict

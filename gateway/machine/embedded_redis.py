@@ -41,7 +41,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class EmbeddedRedis:
-    """One server process. Calling `start` again after it died gives an empty server at the same URL."""
+    """A server process. Calling `start` again after it died gives an empty server at the same URL."""
 
     def __init__(self, run_dir: Path, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes

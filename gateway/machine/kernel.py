@@ -22,7 +22,7 @@ _NEEDED: Final = ("uvloop", "httptools")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process uses: user and system time so far, and resident memory."""
+    """The use of a process: user and system time so far, and resident memory."""
 
     cpu_seconds: float = 0.0
     rss_bytes: int = 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One row of the table. `default` is the text shown in the help; the default values are in `Settings`."""
+    """A row of the table. `default` is the text shown in the help; the default values are in `Settings`."""
 
     section: str
     name: str

@@ -45,14 +45,14 @@ _EMBEDDED_SHARE: Final = 4
 
 
 class Backing(Protocol):
-    """What the supervisor needs of the store; tests have one without a server."""
+    """A store as the supervisor needs it; tests have one without a server."""
 
     info: StoreInfo | None  # None while the store does not answer
     lag_ms: float  # time of the last answer
 
     @property
     def description(self) -> str:
-        """Where results are kept, for people and without passwords."""
+        """Name the place where results are kept, for people and without passwords."""
         ...
 
     async def open(self) -> str:

@@ -80,7 +80,7 @@ def _kill(process: Process) -> Kill:
 
 
 class Fleet:
-    """All slots and processes, and the decisions about them.
+    """Keep all slots and processes, and decide about them.
 
     `roll_deadline_s` is how long a process that a roll replaced may finish what it runs.
     """

@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How patient the supervisor is, in seconds; tests hand in shorter times.
+    """Set how patient the supervisor is, in seconds; tests hand in shorter times.
 
     `hung_after_s`: a worker reports every second. Eight missed reports are far more than garbage collection or a busy
     machine explain, and far less than the lease (30 s) after which other hosts would give its samples up.
@@ -35,7 +35,7 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Process:
-    """One worker process.
+    """A worker process.
 
     `slot` is None for the spare, `promoted` is true for a former spare, `ready_at` is when it became ready, or warm.
     """

@@ -26,7 +26,7 @@ log = logging.getLogger("gateway.logprobs")
 
 @dataclass(frozen=True, slots=True)
 class ProbePace:
-    """How often upstreams are probed, in seconds.
+    """Set how often upstreams are probed, in seconds.
 
     `again_s`: while logprobs are raw or unknown. Loading a model takes minutes, and a probe is two tokens.
     `still_s`: while logprobs are right. Rarely, since a probe costs the upstream a prompt or two, but soon enough to

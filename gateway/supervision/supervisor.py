@@ -52,7 +52,7 @@ _LAST_REAP_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SupervisorParts:
-    """What the supervisor works with. `serve.py` opens it all before the supervisor starts and closes it afterwards."""
+    """Hold what the supervisor works with; `serve.py` opens it before the supervisor starts and closes it after."""
 
     listeners: Listeners
     admin_socket: socket.socket

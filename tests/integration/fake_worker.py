@@ -8,9 +8,9 @@ It accepts on its socket and answers every connection with "<slot> <pid>\\n". Mi
     hangs             ready, then never a status again; also ignores SIGABRT
     drains-slowly     on drain, stays until its deadline, like one with a sample that runs
     ignores-drain     stays for ever
-    lingers           on drain, stays until told to drain again; its results are fetched seconds into the drain
+    lingers           on drain, stays until it is asked to drain again; its results are fetched seconds into the drain
     fails-second      fine in the first process of a slot, dies at start in every later one (FAKE_WORKER_DIR remembers)
-    spare-dies        fine, but a spare exits with 1 as soon as it is told to prepare
+    spare-dies        fine, but a spare exits with 1 as soon as it is asked to prepare
     spare-hangs       fine, but a spare says that it is warm only once
 """
 

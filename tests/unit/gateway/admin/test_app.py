@@ -55,7 +55,7 @@ class TestAccumulator:
         assert accumulator.count("begun") == 6
         assert accumulator.count("never seen") == 0
 
-    def test_adds_what_no_worker_told(self) -> None:
+    def test_adds_what_no_worker_reported(self) -> None:
         """B11: a dead worker's samples are orphaned by the supervisor."""
         accumulator = Accumulator()
         accumulator.update(1, {"orphaned": 5})

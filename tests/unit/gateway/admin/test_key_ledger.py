@@ -1,4 +1,4 @@
-"""Counts of keys outlive the processes that told them, and end with the key's entry in the file."""
+"""Counts of keys outlive the processes that reported them, and end with the key's entry in the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALICE = KeyStatus("alice", in_flight=2, in_flight_bytes=20, samples=5, rejected=
 BOB = KeyStatus("bob", in_flight=1, in_flight_bytes=9, samples=1, rejected=0)
 
 
-def told(*keys: KeyStatus) -> Status:
+def status_of(*keys: KeyStatus) -> Status:
     return msgspec.structs.replace(worker_status("up"), keys=keys)
 
 
@@ -22,7 +22,7 @@ def test_two_workers_are_added_up_and_who_asked_for_nothing_is_there() -> None:
     ledger = KeyLedger()
     ledger.update(1, [ALICE])
     ledger.update(2, [ALICE, BOB])
-    alice, bob, carol = ledger.views(["alice", "bob", "carol"], [told(ALICE), told(ALICE, BOB)])
+    alice, bob, carol = ledger.views(["alice", "bob", "carol"], [status_of(ALICE), status_of(ALICE, BOB)])
     assert alice == KeyView("alice", in_flight=4, in_flight_bytes=40, samples=10, rejected=2)
     assert bob == KeyView("bob", in_flight=1, in_flight_bytes=9, samples=1, rejected=0)
     assert carol == KeyView("carol", 0, 0, 0, 0)
@@ -42,4 +42,4 @@ def test_a_replaced_worker_counts_from_zero_and_nothing_falls() -> None:
 def test_who_is_taken_out_of_the_file_is_shown_no_more() -> None:
     ledger = KeyLedger()
     ledger.update(1, [ALICE, BOB])
-    assert [view.name for view in ledger.views(["bob"], [told(ALICE, BOB)])] == ["bob"]
+    assert [view.name for view in ledger.views(["bob"], [status_of(ALICE, BOB)])] == ["bob"]

@@ -1,4 +1,4 @@
-"""What Prometheus is told, and that docs/operations.md tells the same."""
+"""The metrics for Prometheus, and that docs/operations.md lists the same."""
 
 from __future__ import annotations
 

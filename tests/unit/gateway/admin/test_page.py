@@ -1,4 +1,4 @@
-"""The operators' page does no harm with what it is told."""
+"""The operators' page does no harm with what it shows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_nothing_from_elsewhere_and_nothing_inline(path: str) -> None:
     assert not re.search(r"(src|href)=\"(https?:)?//", body)
 
 
-async def test_what_it_is_told_is_never_markup() -> None:
+async def test_what_it_shows_is_never_markup() -> None:
     """Upstreams and models choose their names."""
     _, script = await fetched("/dashboard.js")
     assert "textContent" in script

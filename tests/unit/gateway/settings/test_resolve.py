@@ -51,7 +51,7 @@ def test_an_empty_variable_is_not_set() -> None:
     assert settings({"GATEWAY_PORT": ""}, upstream=UPSTREAM).port == 8000
 
 
-def test_a_mistyped_variable_is_told_with_the_name_that_was_meant() -> None:
+def test_a_mistyped_variable_is_reported_with_the_name_that_was_meant() -> None:
     environ = {"GATEWAY_PORT": "1", "GATEWAY_CONFIG": "g", "GATEWAY_UPSTREAMS": "x", "GATEWAY_ZZZ": "", "PATH": "p"}
     upstreams, strange = unknown_variables(environ)
     assert upstreams == "GATEWAY_UPSTREAMS is set, but the gateway has no such variable; did you mean GATEWAY_UPSTREAM?"

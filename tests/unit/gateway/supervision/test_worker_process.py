@@ -43,7 +43,7 @@ def test_is_not_kept_where_nobody_may_write(package: Path, monkeypatch: pytest.M
     assert not worker_process.is_kept(PROBE)
 
 
-def test_a_worker_is_told_nothing_where_it_is_kept() -> None:
+def test_the_environment_is_unchanged_where_byte_code_is_kept() -> None:
     environ = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/h"}
     assert worker_process.worker_environ(environ, Path("/run"), kept=True) == environ
 
