@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # A few milliseconds of submissions, and of polls that are woken.
 _REQUESTS_PER_TURN: Final = 16
+# Of long bodies; most steps take a few milliseconds.
+_STEPS_PER_TURN: Final = 1
 
 
 @dataclass(slots=True)
@@ -68,6 +70,8 @@ class WorkerParts:
     openai: OpenAiProxy
     trainer: TrainingServer | None = None
     turns: TurnLimit = field(default_factory=lambda: TurnLimit(_REQUESTS_PER_TURN))
+    # For what takes more than one turn of the loop, step by step.
+    long_work: TurnLimit = field(default_factory=lambda: TurnLimit(_STEPS_PER_TURN))
     resources: AsyncExitStack = field(default_factory=AsyncExitStack)
 
 

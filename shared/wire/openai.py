@@ -13,14 +13,20 @@ import msgspec
 import orjson
 
 from shared.core.errors import BadRequest
+from shared.wire.strict_json import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from shared.wire.strict_json import Steps
 
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text: Final = msgspec.json.Decoder(str)
 _count: Final = msgspec.json.Decoder(int | None)
 _prompts: Final = msgspec.json.Decoder(list[msgspec.Raw])
+# Of keys, prompts and messages; to read as many takes 10 ms.
+MAX_TEXTS: Final = 100_000
+_LONG_BYTES: Final = 2**20
 # The names of "how many tokens at most", the newer one first.
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 
@@ -47,11 +53,32 @@ class OpenAiCall:
 
 
 def decode_call(body: bytes) -> OpenAiCall:
-    """Raises `BadRequest`."""
+    """Decode a request for completions. Raises `BadRequest`."""
+    return at_once(call_steps(body))
+
+
+def call_steps(body: bytes) -> Steps[OpenAiCall]:
+    """Decode as `decode_call` does, with a pause before each step that takes long for a body of many MiB."""
+    is_long = len(body) > _LONG_BYTES
+    if is_long:
+        yield
+    if body.count(b'"') > 2 * MAX_TEXTS:
+        yield
+        # Those that are not escaped, or a few more: each key, prompt or message has two.
+        quotes = body.count(b'"') - body.count(b'\\"')
+        yield
+        if quotes + body.count(b'\\\\"') > 2 * MAX_TEXTS:
+            raise BadRequest(f"the request holds more than {MAX_TEXTS:,} texts")
     try:
+        if is_long:
+            yield
         if not body.isascii():
             body.decode()
+        if is_long:
+            yield
         fields = _fields.decode(body)
+        if is_long:
+            yield
         model = _text.decode(fields["model"]) if "model" in fields else ""
         limits = (_count.decode(fields[name]) for name in _LIMITS if name in fields)
         max_tokens = next((limit for limit in limits if limit is not None), None)
@@ -68,10 +95,13 @@ def _number(fields: Mapping[str, msgspec.Raw], name: str) -> int:
 
 
 def _prompts_of(fields: Mapping[str, msgspec.Raw]) -> int:
-    """How many prompts there are: a list of texts or of token lists holds several, a list of tokens is one."""
+    """Return the number of prompts: a list of texts or of token lists holds several, a list of tokens is one."""
     prompt = bytes(fields.get("prompt", b"")).lstrip()
-    if not prompt.startswith(b"[") or prompt[1:].lstrip()[:1] not in (b'"', b"["):
+    first = prompt[1:].lstrip()[:1] if prompt.startswith(b"[") else b""
+    if first not in (b'"', b"["):
         return 1
+    if first == b"[" and prompt.count(b"[") > MAX_TEXTS:
+        raise BadRequest(f"the request holds more than {MAX_TEXTS:,} prompts")
     return max(len(_prompts.decode(prompt)), 1)
 
 

@@ -1,19 +1,25 @@
-"""JSON as a careful server reads it: what is not plainly valid is one sentence for the caller, never a guess.
+"""Read a client's JSON strictly, with work that is bounded before it is done.
 
-msgspec checks syntax, types and depth, refuses NaN and Infinity, and keeps integers integers. Two things it passes
-over: text that is not UTF-8 in fields that nobody asked for, and a key that is given twice, of which it takes the last
-while other readers of the same bytes take the first. Both are refused here.
+What is not plainly valid is refused with one sentence, never guessed at. msgspec checks syntax, types and depth,
+refuses NaN and Infinity, and keeps integers integers. It accepts two things that are refused here: text that is not
+UTF-8 in fields that nobody reads, and a key that is given twice, of which it takes the last while other readers take
+the first.
+
+A body of many MiB is read in steps: generators yield between pieces of a few milliseconds, so that the event loop can
+turn. A piece of an array that is valid JSON between brackets on its own proves that the array is valid when all its
+pieces are, and one plain value that stands in for the array proves the same for the rest of the body.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from shared.core.errors import BadRequest
-from shared.wire import json_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,151 +27,113 @@ if TYPE_CHECKING:
     from msgspec.json import Decoder
 
 T = TypeVar("T")
+# A computation that yields between its pieces and returns its result.
+Steps: TypeAlias = Generator[None, None, T]
 
+# Besides what is taken out of a body first: a prompt, acknowledgements. Far above what a client sends.
+MAX_VALUES: Final = 10_000
+# The most of a body that one call of a parser is given, prompts apart: a few milliseconds of CPU.
+MAX_REST_BYTES: Final = 2**20
+# What one step reads of an array: some 1,500 prompt chunks.
+_PIECE_BYTES: Final = 64 * 1024
+# How often the end of an element that is longer than a piece is looked for: none holds as many inner brackets.
+_TRIES: Final = 64
 _SHOWN_CHARS: Final = 40
-_TOKENS: Final = b'"tokens"'
-_LIST_AHEAD: Final = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*\[")
-# Besides token lists. Far above what a client sends (an acknowledgement each for all it has in flight); reading as many
-# takes some 0.1 s and 20 MB, and without a bound the largest body would hold the worker up for half a minute.
-MAX_VALUES: Final = 200_000
-_STRUCTURE: Final = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?|([{}])', re.DOTALL)
+# White space as an expression. Where there is more than any client writes, a body is read as an unusual one.
+BLANKS: Final = rb"[ \t\r\n]{0,200}"
 
 
-class Lifted(NamedTuple):
-    """A body whose token lists were taken out. In `skeleton` each has its place in `lists` instead: `"tokens":[1]`.
+def at_once(steps: Steps[T]) -> T:
+    """Run all steps without a pause and return the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
-    `lists`: the inside of each (`b"1,2,3"`), and how many ids it has.
-    """
 
-    skeleton: bytes
-    lists: list[tuple[bytes, int]]
-
-
-def lift(body: bytes) -> Lifted | None:
-    """Take the token lists out, so that nothing has to read them again; None where one of them is not plain."""
-    parts: list[bytes] = []
-    lists: list[tuple[bytes, int]] = []
-    kept_to = 0
-    for first, last in _flat_lists(body):
-        inside = body[first:last]
-        if b" " in inside:
-            # As Python's json writes it; a blank anywhere else is left in, and refused.
-            inside = inside.replace(b", ", b",")
-        ids = json_arrays.count(inside)
-        if ids is None:
-            return None
-        parts += (body[kept_to:first], b"%d" % len(lists))
-        lists.append((inside, ids))
-        kept_to = last
-    parts.append(body[kept_to:])
-    skeleton = b"".join(parts)
-    # What is still a list must not be taken for a place: one with a string in it, or under a key spelled with escapes.
-    if skeleton.count(_TOKENS) != len(lists) or b"\\u" in skeleton:
-        return None
-    return Lifted(skeleton, lists)
+def require_short(rest_bytes: int) -> None:
+    """Raise `BadRequest` if what is left of a body is longer than any client's."""
+    if rest_bytes > MAX_REST_BYTES:
+        raise BadRequest(f"the request holds more than {MAX_REST_BYTES} bytes besides its tokens and images")
 
 
 def decode(decoder: Decoder[T], body: bytes, what: str) -> T:
-    """`body` by `decoder`. Raises `BadRequest` that says it is not a valid `what`."""
-    return _decode(decoder, body, _without_tokens(body), what)
+    """Decode `body`, which is short but for what was taken out. Raises `BadRequest` that says what is wrong."""
+    require_short(len(body))
+    # Each value is written with one of three characters: a short body cannot hold too many.
+    if len(body) > MAX_VALUES and sum(map(body.count, (b",", b"{", b"["))) > MAX_VALUES:
+        raise BadRequest(
+            f"the request is not a valid {what}: it holds more than {MAX_VALUES} values besides its tokens"
+        )
+    return parse(decoder, body, what)
 
 
-def decode_lifted(decoder: Decoder[T], lifted: Lifted, what: str) -> T:
-    """As `decode` of the body that was lifted, whose lists are known to be well-formed."""
-    return _decode(decoder, lifted.skeleton, lifted.skeleton, what)
-
-
-def _decode(decoder: Decoder[T], body: bytes, skeleton: bytes, what: str) -> T:
+def parse(decoder: Decoder[T], body: bytes, what: str) -> T:
+    """Decode `body`, whose length was bounded. Raises `BadRequest` that says why it is not a valid `what`."""
     try:
-        if not body.isascii():
-            body.decode()
-        _bound_values(skeleton)
+        text = body.decode()
         value = decoder.decode(body)
-        key = repeated_key(skeleton)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        _keys.raw_decode(text.lstrip())
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadRequest(f"the request is not a valid {what}: {error}") from None
-    if key is not None:
-        raise BadRequest(f"the request is not a valid {what}: the key {key[:_SHOWN_CHARS]!r} is given twice")
     return value
 
 
-def _bound_values(skeleton: bytes) -> None:
-    # Each of them is written with one of three characters: a short body cannot hold too many.
-    if len(skeleton) > MAX_VALUES and sum(map(skeleton.count, (b",", b"{", b"["))) > MAX_VALUES:
-        raise BadRequest(f"the request holds more than {MAX_VALUES} values besides its tokens")
+def _refuse_repeated_key(pairs: list[tuple[str, Any]]) -> None:
+    if len(pairs) > 1 and len(dict(pairs)) < len(pairs):
+        seen: set[str] = set()
+        key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {key[:_SHOWN_CHARS]!r} is given twice")
 
 
-def repeated_key(skeleton: bytes) -> str | None:
-    """A key that some object of `skeleton`, which must be valid JSON, holds twice.
+# The standard library's parser is the one that shows all keys of an object.
+_keys: Final = json.JSONDecoder(object_pairs_hook=_refuse_repeated_key)
 
-    Every key is written with one colon, so no more colons than keys that were kept means that none was dropped. That
-    settles nearly every body; where a string has a colon too, the keys are looked at one by one.
+
+class Boundary:
+    """What stands between two elements of an array that begin with `opening` and end with `closing`, or at its end."""
+
+    def __init__(self, opening: bytes, closing: bytes) -> None:
+        self.closing = closing
+        # Group 1 is the bracket that ends the array.
+        self.pattern: Final = re.compile(
+            rb"%b%b(?:,%b(?=%b)|(\]))" % (re.escape(closing), BLANKS, BLANKS, re.escape(opening))
+        )
+
+
+def array_pieces(
+    body: bytes, start: int, boundary: Boundary, piece_bytes: int = _PIECE_BYTES
+) -> Iterator[tuple[bytes, int]]:
+    """Yield the elements of an array in pieces, each with the position of what follows it: at last, of the bracket.
+
+    `start` is the position behind the opening bracket. A boundary may also match within an element; the pieces beside
+    it are then not valid JSON. Raises `BadRequest` if no boundary is found where one must be.
     """
-    if skeleton.count(b":") == _keys_kept(msgspec.json.decode(skeleton)):
-        return None
-    return _first_repeated(skeleton)
+    while True:
+        last = None
+        for last in boundary.pattern.finditer(body, start, start + piece_bytes):
+            if last[1]:
+                break
+        if last is None:
+            last = _boundary_of_long_element(body, start, boundary, piece_bytes)
+        end = last.start() + len(boundary.closing)
+        yield body[start:end], last.start(1) if last[1] else last.end()
+        if last[1]:
+            return
+        start = last.end()
 
 
-def _keys_kept(value: Any) -> int:
-    kept, ahead = 0, [value]
-    while ahead:
-        item = ahead.pop()
-        if type(item) is dict:
-            kept += len(item)
-            ahead.extend(item.values())
-        elif type(item) is list:
-            ahead.extend(item)
-    return kept
-
-
-def _first_repeated(body: bytes) -> str | None:
-    open_objects: list[set[bytes]] = []
-    for text, colon, brace in _STRUCTURE.findall(body):
-        if colon:
-            key = _unescaped(text)
-            if key in open_objects[-1]:
-                return key.decode()
-            open_objects[-1].add(key)
-        elif brace == b"{":
-            open_objects.append(set())
-        elif brace:
-            open_objects.pop()
-    return None
-
-
-def _without_tokens(body: bytes) -> bytes:
-    """`body` with its token lists emptied: by far its longest part, and free of keys."""
-    parts, kept_to = [], 0
-    for first, last in _flat_lists(body):
-        parts.append(body[kept_to:first])
-        kept_to = last
-    parts.append(body[kept_to:])
-    return b"".join(parts)
-
-
-def _flat_lists(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where the inside of each list of tokens begins and ends; those with strings or lists in them are left out."""
-    at = body.find(_TOKENS)
-    while at >= 0:
-        at += len(_TOKENS)
-        ahead = _LIST_AHEAD.match(body, at)
-        last = _end_of_flat(body, ahead.end()) if ahead else -1
-        if ahead and last >= 0:
-            yield ahead.end(), last
-            at = last
-        at = body.find(_TOKENS, at)
-
-
-def _end_of_flat(body: bytes, first: int) -> int:
-    """Where the list that begins at `first` ends; -1 when a string or another list is in it.
-
-    Never looks past the next quote: a body full of `"tokens"` would be read from each of them to its end.
-    """
-    quote = body.find(b'"', first)
-    last = body.find(b"]", first, quote if quote >= 0 else len(body))
-    return last if last >= 0 and body.find(b"[", first, last) < 0 else -1
-
-
-def _unescaped(key: bytes) -> bytes:
-    r"""`"\u0061"` and `"a"` are one key."""
-    return msgspec.json.decode(b'"' + key + b'"', type=str).encode() if b"\\" in key else key
+def _boundary_of_long_element(body: bytes, start: int, boundary: Boundary, piece_bytes: int) -> re.Match[bytes]:
+    # To look for its first byte is many times faster than to search for the pattern.
+    at = max(start, body.rfind(boundary.closing, start, start + piece_bytes))
+    for _ in range(_TRIES):
+        at = body.find(boundary.closing, at)
+        if at < 0:
+            break
+        found = boundary.pattern.match(body, at)
+        if found is not None:
+            return found
+        at += 1
+    raise BadRequest("the request is not valid JSON, or a long list in it is written in an unusual way")

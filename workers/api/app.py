@@ -62,12 +62,12 @@ OPENAI: Final[tuple[Route_, ...]] = (
 )
 
 # The largest body of a path, in bytes; those that are not here take SMALL_BODY_BYTES, and none more than
-# --max-body-bytes. Prompts have that limit alone.
+# --max-body-bytes, which is the limit of prompts of tokens and images.
 SMALL_BODY_BYTES: Final = 1 * MIB
 BODY_BYTES: Final[dict[str, int | None]] = {
     "/asample": None,
-    "/v1/completions": None,
-    "/v1/chat/completions": None,
+    "/v1/completions": 16 * MIB,
+    "/v1/chat/completions": 16 * MIB,
     # An acknowledgement each for 100,000 samples.
     "/retrieve_futures": 16 * MIB,
     # Discarded unread.

@@ -15,15 +15,16 @@ import orjson
 
 from shared.core.errors import BadRequest
 from shared.core.model import CLONE_SPAN
-from shared.wire.sdk.sample import SampleCall, _Sample, decode_sample, require_name
-from shared.wire.strict_json import decode
+from shared.wire.sdk.sample import SampleCall, _Sample, decode_sample, require_name, sample_steps
+from shared.wire.strict_json import BLANKS, Boundary, array_pieces, at_once, decode, parse, require_short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from shared.core.model import Failure
+    from shared.wire.strict_json import Steps
 
-__all__ = ["SampleCall", "decode_sample"]
+__all__ = ["SampleCall", "decode_sample", "sample_steps"]
 
 MAX_CURSOR: Final = 2**53
 # From here on the session poll neither spins when idle nor repeats for ever what is final (docs/wire.md).
@@ -130,6 +131,13 @@ BODIES: Final[dict[str, type[msgspec.Struct]]] = {
 }
 _any_decoder: Final = msgspec.json.Decoder()
 _plain_retrieve: Final = msgspec.json.Decoder(RetrieveFuture)
+_ids_decoder: Final = msgspec.json.Decoder(list[str])
+# The acknowledgements of a longer session poll are read in pieces: one for each of all samples in flight at most.
+_LONG_POLL_BYTES: Final = 64 * 1024
+MAX_ACKNOWLEDGED: Final = 200_000
+_IDS_AHEAD: Final = re.compile(rb'"retrieved_request_ids"%b:%b\[%b(?=")' % (BLANKS, BLANKS, BLANKS))
+_BETWEEN_IDS: Final = Boundary(b'"', b'"')
+_IDS_MARK: Final = "@ids"
 # Of both keys and one text: with a key that is given twice there would be more.
 _PLAIN_RETRIEVE_QUOTES: Final = 6
 
@@ -198,8 +206,23 @@ def _text(value: Any) -> str:
 
 
 def decode_retrieve_futures(body: bytes) -> RetrieveFutures:
-    """A cursor that we never gave reads as 0, "from the start": a 400 would end the client for good."""
+    """Decode a session poll with all its acknowledgements."""
+    return at_once(retrieve_futures_steps(body))
+
+
+def retrieve_futures_steps(body: bytes) -> Steps[RetrieveFutures]:
+    """Decode a session poll in steps: its acknowledgements may be as many as a client's samples in flight.
+
+    A cursor that we never gave reads as 0, "from the start": a 400 would end the client for good.
+    """
+    acknowledged: list[str] | None = None
+    if len(body) > _LONG_POLL_BYTES:
+        body, acknowledged = yield from _acknowledgements_apart(body)
     call = _read(_RetrieveFutures, body)
+    if acknowledged is not None:
+        if call.retrieved_request_ids != [_IDS_MARK]:
+            raise BadRequest("retrieved_request_ids stands in the wrong place")
+        call.retrieved_request_ids = acknowledged
     if call.target.type not in (None, "sampling_session"):
         raise BadRequest("target.type must be sampling_session")
     cursor, clone_id = call.prev_cursor or 0, call.target.cloned_sampler_id or 0
@@ -210,6 +233,27 @@ def decode_retrieve_futures(body: bytes) -> RetrieveFutures:
         call.timeout,
         call.retrieved_request_ids or (),
     )
+
+
+def _acknowledgements_apart(body: bytes) -> Steps[tuple[bytes, list[str] | None]]:
+    """Return the body with one text in place of its acknowledgements, and those; None if there are none to be found."""
+    key = _IDS_AHEAD.search(body, 0, _LONG_POLL_BYTES)
+    if key is None:
+        return body, None
+    found: list[str] = []
+    end = key.end()
+    for piece, behind in array_pieces(body, key.end(), _BETWEEN_IDS):
+        read = parse(_ids_decoder, b"[%b]" % piece, "list of ids")
+        found += read
+        if len(found) > MAX_ACKNOWLEDGED:
+            raise BadRequest(f"retrieved_request_ids holds more than {MAX_ACKNOWLEDGED:,} ids")
+        end = behind
+        yield
+    require_short(len(body) - (end - key.end()))
+    rest = b'%b"%b"%b' % (body[: key.end()], _IDS_MARK.encode(), body[end:])
+    if rest.count(_IDS_MARK.encode()) != 1:
+        raise BadRequest(f"the request holds a text that is {_IDS_MARK!r}")
+    return rest, found
 
 
 def decode_client_config(body: bytes) -> str:

@@ -1,26 +1,26 @@
-"""`asample`'s body to a `SampleSpec`, without a Python object per prompt token.
-
-The token list stays the client's own bytes. It is taken out of the body before the rest is read, and looked at once
-(token_list.py); where it is written in an unusual way, msgspec reads the whole body first.
+"""Decode an `asample` body into a `SampleSpec`.
 
 Every field is either honoured or refused with a 400 that names it; none is ignored, except those that ask for nothing
 of the result (`record_stability_info`, `type`). Sources of names, defaults and ranges: docs/wire.md, docs/upstream.md.
+The prompt, by far the longest part, is read by `prompt.py`.
 """
 
 from __future__ import annotations
 
 import math
 from hashlib import sha256
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from shared.core.errors import BadRequest
-from shared.core.model import IMAGE_MARK, MAX_SEQ_ID, Image, SampleSpec, SamplingParams
+from shared.core.model import MAX_SEQ_ID, SampleSpec, SamplingParams
 from shared.core.record import DIGEST_BYTES
-from shared.wire import json_arrays
-from shared.wire.sdk.image_chunk import read_image
-from shared.wire.strict_json import decode, decode_lifted, lift
+from shared.wire.sdk.prompt import MOST_LISTS, Chunk, Prompt
+from shared.wire.strict_json import at_once, decode
+
+if TYPE_CHECKING:
+    from shared.wire.strict_json import Steps
 
 MAX_SAMPLES: Final = 1024
 # A model name travels inside the ids of its sampling session, and those inside headers and URLs.
@@ -32,24 +32,12 @@ MAX_TOPK: Final = 1024
 MAX_TEMPERATURE: Final = 2.0
 _INT64: Final = range(-(2**63), 2**63)
 _INT32_MAX: Final = 2**31 - 1
-_WHITE: Final = b" \n\r\t"
-
-# What was lifted out of the body; None when nothing was.
-Lists = list[tuple[bytes, int]] | None
-
-
-class _Chunk(msgspec.Struct):
-    type: str | None = None
-    tokens: msgspec.Raw = msgspec.Raw()
-    data: msgspec.Raw = msgspec.Raw()
-    format: msgspec.Raw = msgspec.Raw()
-    expected_tokens: msgspec.Raw = msgspec.Raw()
-    location: msgspec.Raw = msgspec.Raw()
-    dmel: msgspec.Raw = msgspec.Raw()
+# What one step hashes: some 2 ms.
+_HASHED_BYTES: Final = 4 * 2**20
 
 
 class _Prompt(msgspec.Struct):
-    chunks: list[_Chunk]
+    chunks: list[Chunk]
 
 
 class _Params(msgspec.Struct):
@@ -92,11 +80,16 @@ _decoder: Final = msgspec.json.Decoder(_Sample)
 
 def decode_sample(body: bytes) -> SampleCall:
     """Return the submission in `body`. Raises `BadRequest` with one sentence for the caller."""
-    lifted = lift(body)
-    if lifted is None:
-        sample, lists = decode(_decoder, body, "sample request"), None
-    else:
-        sample, lists = decode_lifted(_decoder, lifted, "sample request"), lifted.lists
+    return at_once(sample_steps(body))
+
+
+def sample_steps(body: bytes, most_lists: int = MOST_LISTS) -> Steps[SampleCall]:
+    """Decode as `decode_sample` does, in steps of some milliseconds each however long the body is.
+
+    `most_lists`: a body with more lists of tokens is read chunk by chunk, with the same outcome.
+    """
+    prompt = Prompt(most_lists)
+    sample = decode(_decoder, (yield from prompt.take_out(body)), "sample request")
     _refuse_unsupported(sample)
     if sample.seq_id is not None and not 0 <= sample.seq_id <= MAX_SEQ_ID:
         raise BadRequest("seq_id must be an integer from 0 to 2**63 - 1")
@@ -104,7 +97,8 @@ def decode_sample(body: bytes) -> SampleCall:
         if (sample.base_model is None) == (sample.model_path is None):
             raise BadRequest("sampling_session_id is missing")
         require_name(sample.base_model if sample.base_model is not None else sample.model_path)
-    spec = _spec(sample, lists)
+    yield from prompt.read(sample.prompt.chunks)
+    spec = yield from _spec(sample, prompt)
     return SampleCall(sample.sampling_session_id, sample.seq_id, sample.base_model, sample.model_path, spec)
 
 
@@ -115,7 +109,7 @@ def require_name(name: str | None) -> None:
         raise BadRequest(f"a model's name or path must have 1 to {MAX_NAME_BYTES} bytes")
 
 
-def _digest(num_samples: int, params: SamplingParams, rest: tuple[Any, ...], prompt: bytes) -> bytes:
+def _digest(num_samples: int, params: SamplingParams, rest: tuple[Any, ...], prompt: bytes) -> Steps[bytes]:
     """Return 16 bytes that are equal for requests of equal meaning, however they were written.
 
     `rest`: all that decides the result besides the number of samples, `params` and the prompt. Every host and version
@@ -129,9 +123,16 @@ def _digest(num_samples: int, params: SamplingParams, rest: tuple[Any, ...], pro
         params.seed,
         decisive.encode("utf-8", "surrogatepass"),
     )
+    return (yield from _sha256(head, prompt))[:DIGEST_BYTES]
+
+
+def _sha256(head: bytes, rest: bytes) -> Steps[bytes]:
     hashed = sha256(head)
-    hashed.update(prompt)
-    return hashed.digest()[:DIGEST_BYTES]
+    for start in range(0, len(rest), _HASHED_BYTES):
+        if start:
+            yield
+        hashed.update(memoryview(rest)[start : start + _HASHED_BYTES])
+    return hashed.digest()
 
 
 def _refuse_unsupported(sample: _Sample) -> None:
@@ -142,74 +143,22 @@ def _refuse_unsupported(sample: _Sample) -> None:
         raise BadRequest("prompt_alt_tokens_k is not supported: no upstream can draw alternatives to a prompt")
 
 
-def _spec(sample: _Sample, lists: Lists) -> SampleSpec:
-    prompt, prompt_tokens, images = _prompt(sample.prompt.chunks, lists)
+def _spec(sample: _Sample, prompt: Prompt) -> Steps[SampleSpec]:
     num_samples = _in_range("num_samples", sample.num_samples, 1, 1, MAX_SAMPLES)
     params = _params(sample.sampling_params)
     rest = (
         bool(sample.prompt_logprobs),
         _in_range("topk_prompt_logprobs", sample.topk_prompt_logprobs, 0, 0, MAX_TOPK),
         _in_range("topk_sample_logprobs", sample.topk_sample_logprobs, 0, 0, MAX_TOPK),
-        _last_n(sample, prompt_tokens),
+        _last_n(sample, prompt.tokens),
     )
-    seen = [(image.format, sha256(image.data).digest()) for image in images]
-    digest = _digest(num_samples, params, (*rest, *seen), prompt)
-    return SampleSpec(prompt, prompt_tokens, num_samples, params, *rest, digest, tuple(images))
-
-
-def _prompt(chunks: list[_Chunk], lists: Lists) -> tuple[bytes, int, list[Image]]:
-    """The ids of all chunks, joined, with a mark for each image; how many tokens there are; the images."""
-    images: list[Image] = []
-    found = [_tokens(place, chunk, lists, images) for place, chunk in enumerate(chunks)]
-    parts = [inside for inside, ids in found if ids]
-    if not parts:
-        raise BadRequest("the prompt is empty: it needs at least one token")
-    return b",".join(parts) if len(parts) > 1 else parts[0], sum(ids for _, ids in found), images
-
-
-def _tokens(place: int, chunk: _Chunk, lists: Lists, images: list[Image]) -> tuple[bytes, int]:
-    """Adds to `images`."""
-    kind = chunk.type or _kind_of(chunk)
-    if kind == "image":
-        image, tokens = read_image(place, bytes(chunk.data), bytes(chunk.format), bytes(chunk.expected_tokens))
-        images.append(image)
-        return IMAGE_MARK, tokens
-    if kind != "encoded_text":
-        raise BadRequest(
-            f"prompt chunk {place} is of type {kind[:40]!r}: {_REASONS.get(kind, 'there is no such type')}"
-        )
-    raw = bytes(chunk.tokens)
-    if lists is not None and raw:
-        return lists[int(raw[1:-1])]
-    inside = raw[1:-1].translate(None, _WHITE)
-    if raw.startswith(b"[") and not inside:
-        return b"", 0
-    ids = json_arrays.count(inside) if raw.startswith(b"[") else None
-    if ids is None:
-        _refuse_tokens(place, raw, inside)
-    return inside, ids
-
-
-_REASONS: Final = {
-    "image_asset_pointer": "nothing is fetched for a prompt; send the file itself, in a chunk of type 'image'",
-    "dmel": "no upstream can be asked with it; allowed are encoded_text and image",
-}
-
-
-def _refuse_tokens(place: int, raw: bytes, inside: bytes) -> NoReturn:
-    if raw.startswith(b"[") and not inside.translate(None, b"0123456789,"):
-        # JSON it is, as msgspec has read it: only its size is left to be wrong.
-        raise BadRequest(f"the tokens of prompt chunk {place} must be below 1,000,000,000")
-    raise BadRequest(f"the tokens of prompt chunk {place} must be a list of non-negative integers")
-
-
-def _kind_of(chunk: _Chunk) -> str:
-    """SDK 0.16.1 leaves the type out: it shows in the keys."""
-    if chunk.location:
-        return "image_asset_pointer"
-    if chunk.data:
-        return "image"
-    return "dmel" if chunk.dmel else "encoded_text"
+    images: list[tuple[str, bytes]] = []
+    for image in prompt.images:
+        digest = yield from _sha256(b"", image.data)
+        images.append((image.format, digest))
+    ids = b",".join(prompt.parts)
+    digest = yield from _digest(num_samples, params, (*rest, *images), ids)
+    return SampleSpec(ids, prompt.tokens, num_samples, params, *rest, digest, tuple(prompt.images))
 
 
 def _params(params: _Params) -> SamplingParams:

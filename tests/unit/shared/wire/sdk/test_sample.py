@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import suppress
 from typing import Any, Final
 
 import pytest
@@ -85,6 +86,37 @@ def test_chunks_are_joined_and_an_empty_one_is_nothing() -> None:
     chunks = prompt({"tokens": [1, 2]}, {"tokens": []}, {"tokens": [3], "type": "encoded_text"})
     spec = decode_sample(body(prompt=chunks)).spec
     assert (spec.prompt, spec.prompt_tokens) == (b"1,2,3", 3)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=2), min_size=65, max_size=90),
+    st.sampled_from([(",", ":"), (", ", ": ")]),
+    st.sampled_from([{}, {"type": "encoded_text"}, {"later": "x"}, {"later": {"a": [1]}}]),
+)
+def test_many_chunks_are_one_prompt(lists: list[list[int]], separators: tuple[str, str], more: dict[str, Any]) -> None:
+    tokens = [token for each in lists for token in each] + [7]
+    chunks = [{"tokens": each} for each in lists] + [{"tokens": [7], **more}]
+    document = json.loads(body(prompt=prompt({"tokens": tokens})))
+    whole = decode_sample(json.dumps(document).encode())
+    parts = json.dumps(document | {"prompt": prompt(*chunks)}, separators=separators).encode()
+    assert decode_sample(parts) == whole
+
+
+@pytest.mark.parametrize("bad", [{"tokens": [-1]}, {"tokens": ["1"]}, {"tokens": 5}, {"type": "hologram"}, {}])
+def test_a_bad_one_of_many_chunks_is_named_by_its_place(bad: dict[str, Any]) -> None:
+    chunks = [{"tokens": [1]}] * 5000 + [bad]
+    assert "prompt chunk 5000 " in refusal(body(prompt=prompt(*chunks)))
+
+
+@pytest.mark.parametrize("mark", ["@chunks", "@tokens 0", "@tokens x", "@data 0"])
+@pytest.mark.parametrize("many", [1, 100])
+def test_a_text_of_our_own_is_not_taken_for_what_was_taken_out(mark: str, many: int) -> None:
+    chunks = [{"tokens": [1]}] * many
+    with suppress(BadRequest):
+        assert decode_sample(body(prompt=prompt(*chunks), later=mark)).spec.prompt_tokens == many
+    for field in ("type", "tokens", "data"):
+        refusal(body(prompt=prompt(*chunks, {field: mark})))
+        refusal(body(prompt=prompt({"tokens": [1], field: mark}, *chunks)))
 
 
 @pytest.mark.parametrize("chunks", [prompt(), prompt({"tokens": []}), prompt({"tokens": []}, {"tokens": []})])
@@ -335,8 +367,8 @@ def test_the_tokens_themselves_are_not_counted() -> None:
 
 
 def test_a_body_full_of_the_word_tokens_is_read_once() -> None:
-    """D2: read to its end from each of them, this one takes minutes."""
-    words = b'"x":[' + b",".join([b'"tokens"'] * (MAX_VALUES // 2)) + b'],"y":"' + b"z" * 2**23 + b'"'
+    """D2: read to its end from each of them, a long one takes minutes."""
+    words = b'"x":[' + b",".join([b'"tokens"'] * (MAX_VALUES // 2)) + b'],"y":"' + b"z" * 2**19 + b'"'
     assert decode_sample(SDK_BODY.replace(b'"type":"sample"', words)).spec.prompt == b"1,2,3,4,5"
 
 
@@ -450,6 +482,24 @@ def test_images_keep_their_places_and_order() -> None:
     # What is not expected counts as the one token that stands for it.
     assert spec.prompt_tokens == 2 + 9 + 1 + 1
     assert spec.size_bytes == len(spec.prompt) + len(PNG) + len(JPEG)
+
+
+@pytest.mark.parametrize("chunks_beside", [0, 100])
+def test_a_long_image_is_taken_as_a_short_one_is(chunks_beside: int) -> None:
+    data = PNG.rstrip("=")[:48] + "AB+/" * 100_000
+    chunks = [{"tokens": [1]}] * chunks_beside + [picture(data, expected_tokens=3)]
+    call = decode_sample(body(prompt=prompt(*chunks)))
+    assert call.spec.images == (Image("png", data.encode()),)
+    assert call.spec.prompt == b"1," * chunks_beside + b"?"
+    assert call.spec.prompt_tokens == chunks_beside + 3
+    assert "base64" in refusal(body(prompt=prompt(*chunks[:-1], picture(data[:-8] + "AB-_AAAA"))))
+
+
+def test_escaped_slashes_are_slashes() -> None:
+    data = PNG[:48] + "AB+/" * 20
+    sent = body(prompt=prompt(picture(data))).replace(b"/", b"\\/")
+    assert decode_sample(sent).spec.images == (Image("png", data.encode()),)
+    assert "base64" in refusal(sent.replace(b"\\/", b"\\n"))
 
 
 def test_an_image_alone_is_a_prompt_and_may_leave_its_type_out() -> None:

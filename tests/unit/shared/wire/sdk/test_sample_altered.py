@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any, Final
 
 from hypothesis import example, given, settings
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from gateway.bench.load import requests
 from gateway.bench.load.workload import Workload, sample
 from shared.core.errors import BadRequest
-from shared.wire.sdk.sample import decode_sample
+from shared.wire.sdk.prompt import MOST_LISTS
+from shared.wire.sdk.sample import SampleCall, decode_sample, sample_steps
+from shared.wire.strict_json import at_once
 from tests.fuzz.damage import damaged
 
 WORKLOAD: Final = Workload(seed=1, model="sim/tiny", prompt_tokens=4, max_tokens=64)
@@ -30,11 +33,13 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def require_what_it_says(body: bytes) -> None:
-    """A body that is accepted says, to another reader of JSON, what was read of it."""
-    try:
-        call = decode_sample(body)
-    except BadRequest:
-        return
+    """A body that is accepted says, to another reader of JSON, what was read of it, by either way to read a prompt."""
+    for most_lists in (MOST_LISTS, 0):
+        with suppress(BadRequest):
+            require_said(body, at_once(sample_steps(body, most_lists)))
+
+
+def require_said(body: bytes, call: SampleCall) -> None:
     document = json.loads(body, object_pairs_hook=once)
     params = document.get("sampling_params") or {}
     tokens = [token for chunk in document["prompt"]["chunks"] for token in chunk.get("tokens", ())]
