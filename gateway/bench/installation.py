@@ -47,7 +47,7 @@ _ADMIN_URL: Final = re.compile(r"admin\W+(https?://[^\s,;)\"']+)", re.IGNORECASE
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where a run finds everything; None for what is absent or unknown.
+    """The addresses and processes of an installation; None for what is absent or unknown.
 
     `kept_in` describes where results are kept, for the report.
     """
@@ -70,7 +70,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Breakable:
-    """What a run may break, because it started it."""
+    """The servers that a run may break, because it started them."""
 
     redis: OwnRedis
     upstream: SimulatedUpstream

@@ -97,7 +97,8 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._traffic.received_bytes += len(data)
-        self._stop_idling()
+        # The timer keeps running and finds the connection busy, which is cheaper than a new timer per request.
+        self._idle_since_s = None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -132,7 +133,7 @@ class HttpConnection(asyncio.Protocol):
         """Answer one request after the task `before`, so that pipelined requests are answered in order."""
         if before is not None:
             await before
-            self._stop_idling()
+            self._idle_since_s = None
         try:
             reply = await self._handler(request)
             if reply.stream is not None:
@@ -176,10 +177,6 @@ class HttpConnection(asyncio.Protocol):
         self._idle_since_s = self._loop.time()
         if self._idle_timer is None:
             self._idle_timer = self._loop.call_later(self._keep_alive_s, self._close_when_idle)
-
-    def _stop_idling(self) -> None:
-        # The timer keeps running and finds the connection busy, which is cheaper than a new timer per request.
-        self._idle_since_s = None
 
     def _close_when_idle(self) -> None:
         self._idle_timer = None

@@ -29,7 +29,7 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Listener:
+class ListeningAddress:
     """Open and close servers on duplicates of one bound socket, which keeps the address and its queue."""
 
     def __init__(self, bound: socket.socket, connect: Callable[[], asyncio.Protocol], backlog: int) -> None:

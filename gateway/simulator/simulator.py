@@ -19,7 +19,7 @@ from gateway.simulator import tokens as oracle
 from gateway.simulator.ask import Ask, Refused, ServedModels
 from gateway.simulator.gate import make_gate
 from gateway.simulator.http import Dropped, HttpConnection, HttpReply, HttpRequest, Reset
-from gateway.simulator.listener import Listener, bind
+from gateway.simulator.listener import ListeningAddress, bind
 from gateway.simulator.misbehaviour import spoil
 from gateway.simulator.siblings import Siblings
 from gateway.simulator.stats import Stats, Traffic, report, sample_id
@@ -74,7 +74,7 @@ class Simulator:
         self._config = config
         self._bound = listener
         self._siblings = siblings or Siblings()
-        self._listener: Listener | None = None
+        self._listener: ListeningAddress | None = None
         self._control: asyncio.Server | None = None
         self._reopening: asyncio.Task[None] | None = None
         self._connections: set[HttpConnection] = set()
@@ -82,6 +82,7 @@ class Simulator:
         self._rules: list[faults.Rule] = []
         self._stats = Stats()
         self._adapters = adapters.LoadedAdapters(config.models, config.lora)
+        self._served = ServedModels(config.models, self._adapters.paths, config.max_model_len)
         self._rng = random.Random()
         self._draining = False
         self._released = asyncio.Event()
@@ -106,7 +107,7 @@ class Simulator:
     async def start(self, control_path: Path | None = None) -> None:
         """Listen for clients, and on `control_path` for siblings, if there are any. Raises `OSError`."""
         bound = self._bound or bind(self._config.host, self._config.port)
-        self._listener = Listener(bound, self._connect, self._config.backlog)
+        self._listener = ListeningAddress(bound, self._connect, self._config.backlog)
         await self._listener.open()
         if control_path is not None:
             loop = asyncio.get_running_loop()
@@ -191,7 +192,8 @@ class Simulator:
             return self._answer_probe(request)
         self._stats.receive(request.peer)
         document = asking.parse(request.body)
-        fault = faults.choose(self._rules, request.path, _model_of(document), request_id)
+        model = str(document.get("model", "")) if isinstance(document, dict) else ""
+        fault = faults.choose(self._rules, request.path, model, request_id)
         early = await self._before_execution(fault)
         if early is not None:
             return early
@@ -209,10 +211,10 @@ class Simulator:
     def _read(self, path: str, document: Any) -> Ask:
         """Validate a request to one of the three generating paths. Raises `Refused`."""
         if path == _GENERATE:
-            return generate_api.read(document, self._served(), self._config.max_num_seqs)
+            return generate_api.read(document, self._served, self._config.max_num_seqs)
         if path == _CHAT:
-            return chat_api.read(document, self._served())
-        return asking.read_ask(document, self._served())
+            return chat_api.read(document, self._served)
+        return asking.read_ask(document, self._served)
 
     def _reply(self, path: str, ask: Ask, choices: list[Choice], reply_id: str) -> HttpReply:
         write = {_GENERATE: generate_api.render, _CHAT: chat_api.render}.get(path, render.completion)
@@ -270,13 +272,10 @@ class Simulator:
             await asyncio.sleep(fault.delay_s)
             raise Dropped
 
-    def _served(self) -> ServedModels:
-        return ServedModels(self._config.models, self._adapters.paths, self._config.max_model_len)
-
     # -- the rest of vLLM
 
     async def _models(self, request: HttpRequest) -> HttpReply:
-        return _json(render.models(self._served(), self._adapters.paths, int(time.time())))
+        return _json(render.models(self._served, self._adapters.paths, int(time.time())))
 
     async def _metrics(self, request: HttpRequest) -> HttpReply:
         text = render.metrics(self._config.models[0], self._stats)
@@ -338,7 +337,7 @@ class Simulator:
             self._listener.pause()
             self._reopening = asyncio.get_running_loop().create_task(self._reopen_after(self._listener, delay_s))
 
-    async def _reopen_after(self, listener: Listener, delay_s: float) -> None:
+    async def _reopen_after(self, listener: ListeningAddress, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         if not self._draining:
             await listener.open()
@@ -350,10 +349,6 @@ async def _events(ask: Ask, executing: Awaitable[list[Choice]], reply_id: str, *
     for event in chat_api.events(ask, await executing, reply_id, int(time.time()), usage=usage):
         yield event
     yield chat_api.END
-
-
-def _model_of(document: Any) -> str:
-    return str(document.get("model", "")) if isinstance(document, dict) else ""
 
 
 def _scripted(fault: ScriptedFault) -> HttpReply:

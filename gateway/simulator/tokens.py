@@ -196,9 +196,9 @@ def expanded(prompt: Sequence[int], images: Sequence[bytes]) -> tuple[list[int],
     """
     tokens: list[int] = []
     spans: list[tuple[int, int]] = []
-    left = iter(images)
+    unused = iter(images)
     for token in prompt:
-        inside = image_tokens(image) if token == IMAGE and (image := next(left, None)) is not None else [token]
+        inside = image_tokens(image) if token == IMAGE and (image := next(unused, None)) is not None else [token]
         if token == IMAGE:
             spans.append((len(tokens), len(inside)))
         tokens += inside

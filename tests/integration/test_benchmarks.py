@@ -1,4 +1,4 @@
-"""The benchmarks that need servers and processes, in the least size: that they measure what they say."""
+"""Benchmarks that need servers and processes, in the smallest size, to check that they measure what they say."""
 
 from __future__ import annotations
 

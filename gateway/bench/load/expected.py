@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Difference(NamedTuple):
-    """How a result is wrong: `kind` is one of a few fixed texts, `detail` is for a person."""
+    """A difference from the expected result. `kind` is one of a few fixed texts, `detail` is for a person."""
 
     kind: str
     detail: str

@@ -27,7 +27,7 @@ _SETUP_RETRIES: Final = 10
 
 
 class ReplyEvent(NamedTuple):
-    """What came back. `status` is 0 if nothing did: the connection failed or the time ran out.
+    """The outcome of a request. `status` is 0 if there was no reply: the connection failed or the time ran out.
 
     `bare` marks a 400 without a positive Content-Length, which the SDK attributes to a proxy. `pending` marks a 408
     with a JSON body.
@@ -53,7 +53,7 @@ class Reaction:
 
 
 class Row(Enum):
-    """What a table prescribes for one class of replies."""
+    """The reaction that a table prescribes for one class of replies."""
 
     ACCEPT = "accept"
     NOW = "again at once"

@@ -48,14 +48,14 @@ class Retriever:
     async def result(self, request_id: str, index: int) -> bytes | PromiseLost | SampleFailure:
         """Return the result's protobuf bytes. `index` decides which of its polls are abandoned."""
         if self._poller is None:
-            return _bytes(await self._fetch(request_id, index, metadata=True))
+            return await self._fetch(request_id, index, metadata=True)
         completion = await self._poller.completion(request_id)
         if isinstance(completion, SampleFailure):
             return completion
         outcome = await self._fetch(request_id, index, metadata=completion.size_bytes == 0)
-        if isinstance(outcome, Payload) or (isinstance(outcome, SampleFailure) and outcome.acknowledged):
+        if isinstance(outcome, bytes) or (isinstance(outcome, SampleFailure) and outcome.acknowledged):
             self._poller.acknowledge(request_id)
-        return _bytes(outcome)
+        return outcome
 
     async def cancel(self, request_id: str) -> None:
         endpoint = self._endpoints.cancel_future
@@ -65,7 +65,7 @@ class Retriever:
             # As in the SDK: a failed cancel only wastes a generation.
             return
 
-    async def _fetch(self, request_id: str, index: int, *, metadata: bool) -> Payload | PromiseLost | SampleFailure:
+    async def _fetch(self, request_id: str, index: int, *, metadata: bool) -> bytes | PromiseLost | SampleFailure:
         streak = Streak()
         abandoned = poll = 0
         while True:
@@ -82,7 +82,7 @@ class Retriever:
                 if reaction.delay_s > 0:
                     await asyncio.sleep(reaction.delay_s)
                 continue
-            return outcome
+            return outcome.data if isinstance(outcome, Payload) else outcome
 
     async def _poll(
         self, request_id: str, metadata: bool, drop_after_s: float | None
@@ -112,7 +112,3 @@ def _outcome(
     if reaction.act is Act.RESUBMIT:
         return PromiseLost()
     return SampleFailure(f"retrieve {reply.status if reply is not None else 0}", detail_of(reply))
-
-
-def _bytes(outcome: Payload | PromiseLost | SampleFailure) -> bytes | PromiseLost | SampleFailure:
-    return outcome.data if isinstance(outcome, Payload) else outcome

@@ -99,13 +99,13 @@ class SessionPoller:
             return None
 
     def _take(self, reply: GatewayReply) -> None:
-        news = read_completions(reply)
-        if isinstance(news, SampleFailure):
-            self._end(news)
+        completions = read_completions(reply)
+        if isinstance(completions, SampleFailure):
+            self._end(completions)
             return
-        self._cursor = news.cursor
-        self._idle_polls_left = _IDLE_POLLS if news.entries else max(0, self._idle_polls_left - 1)
-        for entry in news.entries:
+        self._cursor = completions.cursor
+        self._idle_polls_left = _IDLE_POLLS if completions.entries else max(0, self._idle_polls_left - 1)
+        for entry in completions.entries:
             self._announce(entry)
 
     def _announce(self, entry: Completion) -> None:

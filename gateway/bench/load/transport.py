@@ -51,7 +51,7 @@ class GatewayReply:
 
 @dataclass(frozen=True, slots=True)
 class GatewayAddress:
-    """Where the gateway is, and the local address to connect from (None: any)."""
+    """The gateway's address, and the local address to connect from (None: any)."""
 
     host: str
     port: int

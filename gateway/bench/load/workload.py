@@ -48,7 +48,7 @@ class Workload:
 
 
 class Duplicate(NamedTuple):
-    """How a sample is submitted twice, if it is; at most one of the two."""
+    """The way in which a sample is submitted twice, if it is; at most one of the two."""
 
     at_once: bool = False  # the same post on two connections
     reply_lost: bool = False  # the first post's connection is dropped before its reply is read
@@ -56,7 +56,7 @@ class Duplicate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample. `prompt` is int32[prompt_tokens]; `cancel_after_s` is None if it is not cancelled."""
+    """A sample to draw. `prompt` is int32[prompt_tokens]; `cancel_after_s` is None if it is not cancelled."""
 
     index: int
     seed: int

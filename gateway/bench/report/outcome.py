@@ -46,7 +46,7 @@ _REPORTED_PACKAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the driver knows of a run.
+    """Facts about a run that the driver knows.
 
     `seconds` counts from the first submission, at the monotonic time `started_s`, to the last result. `breaks` lists
     what was broken meanwhile. `kept_in`: None uses what /status says about Redis. `session_poll`: None uses the
@@ -133,10 +133,11 @@ def _usage(seen: Observations) -> RunUsage:
 
 
 def _gateway(seen: Observations, completed: int, reexecutions: int | None) -> Gateway:
+    lag_ms = seen.loop_lag_ms_p99
     figures = Gateway(
         healthz_ms=report.tail(seen.healthz_ms),
         healthz_failures=seen.healthz_failures,
-        loop_lag_ms=_lag(seen),
+        loop_lag_ms=Tail(p99=max(lag_ms), max=max([*lag_ms, seen.loop_lag_ms_max or 0.0])) if lag_ms else None,
         reexecutions=reexecutions,
     )
     cpu_seconds = seen.workers.cpu_seconds
@@ -177,13 +178,6 @@ def _redis_wire(seen: Observations) -> Wire | None:
     if received is None or sent is None or received < 0 or sent < 0:
         return None
     return Wire(received_bytes=sent, sent_bytes=received)
-
-
-def _lag(seen: Observations) -> Tail | None:
-    if not seen.loop_lag_ms_p99:
-        return None
-    worst = max(seen.loop_lag_ms_p99)
-    return Tail(p99=worst, max=max(worst, seen.loop_lag_ms_max or 0.0))
 
 
 def _redis(seen: Observations, completed: int, kept_in: str | None) -> Redis:

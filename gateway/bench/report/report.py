@@ -75,7 +75,7 @@ class Redis(msgspec.Struct, kw_only=True):
 
 
 class SimulatorReport(msgspec.Struct, kw_only=True):
-    """What the simulated vLLM counted. `cpu_seconds` of all its processes is None if bench did not start them.
+    """The counts of the simulated vLLM. `cpu_seconds` of all its processes is None if bench did not start them.
 
     `allowed_executions` are those that the samples, their resubmissions and the gateway's re-executions account for.
     `duplicate_request_ids` are executions beyond the first of their sample, one after the other;

@@ -36,7 +36,7 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
 
 @dataclass(slots=True)
 class Observations:
-    """What the watch saw. `first_*` and `last_*`: /status and the simulator's stats before and after the load."""
+    """Everything the watch saw. `first_*`, `last_*`: /status and the simulator's stats before and after the load."""
 
     workers: UsageLedger = field(default_factory=UsageLedger)
     redis: UsageLedger = field(default_factory=UsageLedger)

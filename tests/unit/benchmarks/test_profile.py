@@ -1,4 +1,4 @@
-"""Which component a look at the stack counts for."""
+"""The component to which a look at the stack counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of targets: what is run, what is read from a report, and who has met what."""
+"""The table of targets: the runs, the figures read from a report, and the verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How costs are compared: turns, ratios, and what makes a measurement stop."""
+"""Costs are compared in turns and as ratios, and a wrong result stops a measurement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_contenders_take_turns_and_each_begins_a_round() -> None:
 
 
 def test_a_ratio_is_the_median_of_the_rounds_own() -> None:
-    """A round in which everything took ten times as long says the same as the others."""
+    """A round in which everything took ten times as long has the same ratio as the others."""
     case = Case("thing", 5, [])
     theirs = figure(case, "theirs", [20.0, 300.0, 40.0], [10.0, 100.0, 10.0])
     assert theirs == Figure("thing", "theirs", 5, 3, 20.0, 40.0, 3.0)

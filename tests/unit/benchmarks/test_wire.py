@@ -1,4 +1,4 @@
-"""What the benchmarks of the codecs measure is the real thing."""
+"""The codec benchmarks measure the real codecs on real bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two commands' flags; what they run is tried in tests/system."""
+"""The flags of both commands; tests/system runs the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags over presets over defaults, and what makes no run."""
+"""Flags override presets, presets override defaults, and values out of range are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the SDK is to be found, and what is said where it is not."""
+"""The interpreter of the SDK client, and the errors if it has no SDK."""
 
 from __future__ import annotations
 

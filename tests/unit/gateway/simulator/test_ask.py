@@ -1,4 +1,4 @@
-"""Requests as the simulator reads them: refused where, and in the words in which, a real vLLM refused them."""
+"""The simulator refuses the requests that a real vLLM refused, with the same messages."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ LONG = [number % 32_000 for number in range(3_000)]
 
 @pytest.fixture(params=["simdjson", "plain"])
 def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether there is something to read a long prompt with at once, or it is read as all else is."""
+    """Run with pysimdjson, which reads a long prompt at once, and without it."""
     if request.param == "plain":
         monkeypatch.setattr(module, "simdjson", None)
     elif module.simdjson is None:

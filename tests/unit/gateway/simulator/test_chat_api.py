@@ -1,4 +1,4 @@
-"""Chat completions of the simulated vLLM: read as vLLM reads them, and the stream says what the whole reply says."""
+"""Chat completions of the simulated vLLM: validated as by vLLM, and the stream has the content of the whole reply."""
 
 from __future__ import annotations
 

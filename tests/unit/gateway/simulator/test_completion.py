@@ -1,4 +1,4 @@
-"""Generations: what is drawn for which choice, and where and why it ends."""
+"""Generations: the tokens of each choice, and where and why it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which request a scripted fault befalls."""
+"""The requests to which a scripted fault applies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies in the shape of a real vLLM's: the same keys in the same order, the same types, about the same size."""
+"""Bodies have the form of a real vLLM's: the same keys in the same order, the same types, about the same size."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GENERATIONS = ["50_gen_lp0", "50_gen_lp1", "50_gen_n2_lp0", "50_gen_plp1"]
 
 
 def shape(value: Any) -> Any:
-    """Keys in their order and types; of a list its length and its first two entries; ids used as keys are alike."""
+    """Return keys in order and types; for a list, its length and first two entries; ids used as keys are equal."""
     if isinstance(value, dict):
         return [(key if not _is_token(key) else "token", shape(one)) for key, one in value.items()]
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What the simulator counts."""
+"""The counts of the simulator."""
 
 from __future__ import annotations
 

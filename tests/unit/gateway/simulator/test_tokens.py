@@ -1,4 +1,4 @@
-"""The simulator's model function: fixed values, and what a client may count on when it checks a result."""
+"""The simulator's model function: fixed values, and what a client relies on when it checks a result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PROMPT = [10, 11, 12]
     ],
 )
 def test_golden_values(model: str, seed: int, tokens: list[int], logprobs: list[float]) -> None:
-    """Copies of the file check results elsewhere: other values are another contract."""
+    """Copies of the file check results elsewhere, so its values must never change."""
     drawn, values = sampled(model, PROMPT, seed, 4)
     assert (str(drawn.dtype), str(values.dtype)) == ("int32", "float32")
     assert drawn.tolist() == tokens
@@ -126,7 +126,7 @@ def test_alternatives_are_distinct_and_best_first() -> None:
 
 
 def test_the_file_stands_alone(tmp_path: Path) -> None:
-    """Where results are checked there may be numpy and nothing of ours."""
+    """The file must work with numpy alone, without our package."""
     found = importlib.util.find_spec("gateway.simulator.tokens")
     assert found is not None and found.origin is not None
     (tmp_path / "tokens_copy.py").write_text(Path(found.origin).read_text())

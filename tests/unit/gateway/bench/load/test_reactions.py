@@ -53,7 +53,7 @@ def test_first_reply_to_asample(event: ReplyEvent, reaction: Reaction) -> None:
 
 
 def test_asample_is_tried_for_five_minutes_and_then_under_a_new_seq_id() -> None:
-    """The measured times of the attempts: 0, 1, 3, 7, 15, 31, 61 ... 271, 300 s, then the new seq_id."""
+    """The SDK's attempts come at 0, 1, 3, 7, 15, 31, 61 ... 271, 300 s, then under a new seq_id."""
     attempts_s, streak = [0.0], Streak()
     while (step := on_asample(NO_REPLY, streak, attempts_s[-1]))[0].act is Act.AGAIN:
         attempts_s.append(attempts_s[-1] + step[0].delay_s)

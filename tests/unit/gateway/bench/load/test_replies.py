@@ -1,4 +1,4 @@
-"""What a reply means to the SDK once its status has been accepted."""
+"""The meaning of a reply to the SDK, once its status has been accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as the SDK hands them out: judged as the raw client's are, and reported in the same words."""
+"""Results of the SDK: checked like those of the raw client, and reported in the same form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def answer(*sequences: tuple[list[int], list[float] | None]) -> Any:
 
 
 def right() -> list[tuple[list[int], list[float]]]:
-    """As the SDK gives it: plain lists, logprobs widened to double."""
+    """Return a response as the SDK does: plain lists, logprobs widened to double."""
     return [(tokens.tolist(), logprobs.tolist()) for tokens, logprobs in (ORACLE(WANTED, choice) for choice in (0, 1))]
 
 

@@ -1,4 +1,4 @@
-"""The load client's HTTP: any cutting of the bytes, the SDK's pools, and what counts as no reply."""
+"""The load client's HTTP: bytes split anywhere, the SDK's pools, and what counts as no reply."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAST = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 async def answering(
     answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[ConnectionPool]:
-    """A pool towards a server that treats each request of each connection with `answer`."""
+    """Yield a pool to a server that handles each request with `answer`."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

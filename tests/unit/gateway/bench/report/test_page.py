@@ -1,4 +1,4 @@
-"""The page: whole, nothing fetched from elsewhere, and nothing of a run taken for HTML."""
+"""The page is complete, fetches nothing, and escapes every text of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOID = {"meta"}
 
 
 class Reader(HTMLParser):
-    """Collects texts, and fails for an element that is not closed where it must be."""
+    """Collect texts, and fail at an element that is not closed properly."""
 
     def __init__(self) -> None:
         super().__init__()

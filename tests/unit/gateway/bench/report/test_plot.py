@@ -1,4 +1,4 @@
-"""Axes, and what is drawn on them."""
+"""Axes, bars, curves and marks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def axis(low: float, high: float, *, logarithmic: bool = False) -> Axis:
 
 
 def parsed(svg: str) -> ET.Element:
-    """As a browser reads it; raises for what is not well formed."""
+    """Parse the SVG as a browser does; raise if it is not well formed."""
     return ET.fromstring(svg)
 
 

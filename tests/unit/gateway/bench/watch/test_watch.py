@@ -1,4 +1,4 @@
-"""What is made of looks at processes and of /status pages."""
+"""Observations from looks at processes and from /status."""
 
 from __future__ import annotations
 
