@@ -35,7 +35,7 @@ from tests.memory_store import MemoryServer
 from tests.worker_bench import TARGET, session
 from workers.api import results
 from workers.samples.execution import Executor
-from workers.upstream.client.own import UpstreamClient
+from workers.upstream.client.own import OwnClient
 from workers.upstream.forwarder import Forwarder
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from shared.core.model import SampleSpec
     from workers.upstream.client.connection import UpstreamConnection
-    from workers.upstream.client.dial import Origin
+    from workers.upstream.client.port import Origin
 
 PROMPT_TOKENS, RESULT_TOKENS = 128, 64
 LARGEST_BYTES = 2**26
@@ -128,7 +128,7 @@ class Way:
         bench = AppBench(MemoryServer(clock, Random(7)))  # type: ignore[arg-type] # nothing moves its clock
         self._session = session()
         self._spec = decode_sample(bodies.asample_body(PROMPT_TOKENS, RESULT_TOKENS)).spec
-        client = UpstreamClient(
+        client = OwnClient(
             Dialler(head.encode() + reply),  # type: ignore[arg-type] # all that is asked of it is `dial`
             limit=0,
             limit_per_origin=0,

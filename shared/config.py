@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from shared.core.callers import ApiKey
-from shared.core.upstream_protocol import ProtocolChoice
+from shared.core.upstream_protocol import ClientChoice, ProtocolChoice
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -44,6 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     source_ips: tuple[str, ...] = ()
     upstreams: tuple[str, ...] = ()
     upstream_protocol: ProtocolChoice = ProtocolChoice.COMPLETIONS
+    upstream_client: ClientChoice = ClientChoice.OWN
     upstream_api_key: str | None = None
     models: tuple[ModelName, ...] = ()
     image_tokens: tuple[ImageToken, ...] = ()

@@ -45,6 +45,7 @@ class Counters:
     faults_never_executed: int = 0
     faults_interrupted: int = 0
     faults_aborted: int = 0
+    faults_wrong_reply: int = 0
     faults_ambiguous: int = 0
     faults_refused: int = 0
     rejected_in_flight: int = 0

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from shared.core.lifecycle import State
     from shared.core.model import SampleKey, SampleSpec
+    from workers.upstream.client.port import Exchange
     from workers.upstream.upstream import Upstream
 
 BUSY = Fault(FaultClass.NEVER_EXECUTED, "upstream answered 503: busy")
@@ -85,12 +86,12 @@ class FakeForwarder:
         self.upstreams: list[str] = []
         self.paths: list[str] = []
         self.versions: Sequence[str] = ("default",)
-        self.parties: list[bytes] = []
+        self.key_digests: list[bytes] = []
 
     async def post(
-        self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str], party: bytes
+        self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str], exchange: Exchange
     ) -> bytes | Fault:
-        self.parties.append(party)
+        self.key_digests.append(exchange.key_digest)
         self.asked.append(json.loads(body))
         self.paths.append(url.path)
         self.headers.append(headers)

@@ -81,7 +81,7 @@ def build_parts(
     """Build the parts of one worker around its store. `on_loss`: see `Dispatcher`."""
     settings, source_ip, resources = config.settings, config.source_ip, AsyncExitStack()
     client = make_client(settings, source_ip)
-    resources.callback(client.close)
+    resources.push_async_callback(client.close)
     probe_session = make_probe_session(settings, source_ip)
     resources.push_async_callback(probe_session.close)
     forwarder = Forwarder(client, probe_session, clock, settings.upstream_api_key)

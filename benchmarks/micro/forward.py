@@ -63,7 +63,7 @@ class OurWay:
         return reply
 
     async def close(self) -> None:
-        self._client.close()
+        await self._client.close()
         await self._questions.close()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gateway.settings import quantities
-from shared.core.upstream_protocol import ProtocolChoice
+from shared.core.upstream_protocol import ClientChoice, ProtocolChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +65,10 @@ def max_connections(given: str) -> int | None:
 
 def upstream_protocol(given: str) -> ProtocolChoice:
     return ProtocolChoice(quantities.choice(*(choice.value for choice in ProtocolChoice))(given))
+
+
+def upstream_client(given: str) -> ClientChoice:
+    return ClientChoice(quantities.choice(*(choice.value for choice in ClientChoice))(given))
 
 
 def session_poll(given: str) -> bool:

@@ -87,6 +87,15 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         _UPSTREAM,
+        "upstream-client",
+        values.upstream_client,
+        "own|aiohttp",
+        "own",
+        "The HTTP client that sends samples. aiohttp costs more than twice the CPU for a request, and keys that wait"
+        " for a connection take no turns.",
+    ),
+    Flag(
+        _UPSTREAM,
         "upstream-api-key-file",
         values.text,
         "PATH",

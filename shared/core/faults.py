@@ -23,6 +23,7 @@ class FaultClass(Enum):
     NEVER_EXECUTED = "never_executed"  # safe to send again
     INTERRUPTED = "interrupted"  # began, perhaps; a bounded number of executions more
     ABORTED = "aborted"  # the engine gave it up (200 "abort"); bounded more generously
+    WRONG_REPLY = "wrong_reply"  # another request's, or no possible one; a bounded number of executions more
     AMBIGUOUS = "ambiguous"  # may have run to its end; final unless --retry-ambiguous
     REFUSED = "refused"  # the request itself is at fault; final
 
@@ -60,6 +61,7 @@ class BreakKind(Enum):
     READ_TIMEOUT = "no reply in time"
     BODY_CUT = "reply was cut"
     NOT_HTTP = "what it answered is not HTTP"
+    ANOTHERS_REPLY = "the reply is not the one to this request"
     DRAINING = "upstream takes no new connections and answers no old ones"
 
 
@@ -76,6 +78,7 @@ _BREAKS: Final[dict[BreakKind, tuple[FaultClass, bool]]] = {
     BreakKind.READ_TIMEOUT: (FaultClass.AMBIGUOUS, False),
     BreakKind.BODY_CUT: (FaultClass.AMBIGUOUS, False),
     BreakKind.NOT_HTTP: (FaultClass.AMBIGUOUS, False),
+    BreakKind.ANOTHERS_REPLY: (FaultClass.WRONG_REPLY, False),
 }
 
 _MESSAGE_CHARS: Final = 500

@@ -89,7 +89,9 @@ def decide(fault: Fault, budget: Budget, policy: Policy, now_s: float, rng_unit:
             return _wait(fault, replace(budget, aborts=budget.aborts + 1, waiting_since_s=None), rng_unit)
         case FaultClass.AMBIGUOUS if policy.retry_ambiguous and budget.reexecutions < policy.max_reexecutions:
             return _execute_again(fault, budget, policy, rng_unit)
-    # What is ambiguous again and again ends here, too: the SDK would submit an orphan anew, for ever.
+        case FaultClass.WRONG_REPLY if budget.reexecutions < policy.max_reexecutions:
+            return _execute_again(fault, budget, policy, rng_unit)
+    # What is ambiguous or wrong again and again ends here, too: the SDK would submit an orphan anew, for ever.
     return Fail(Failure(fault.message, fault.category))
 
 

@@ -23,6 +23,13 @@ class ProtocolChoice(Enum):
     AUTO = "auto"
 
 
+class ClientChoice(Enum):
+    """The values of `--upstream-client`."""
+
+    OWN = "own"
+    AIOHTTP = "aiohttp"
+
+
 _PATHS: Final = {
     UpstreamProtocol.COMPLETIONS: "/v1/completions",
     UpstreamProtocol.GENERATE: "/inference/v1/generate",

@@ -42,6 +42,10 @@ Body = bytes | bytearray
 UNREADABLE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OverflowError)
 
 
+class NestedArray(TypeError):
+    """A list stands where a number should."""
+
+
 def _load_plain(body: Body) -> JsonValue:
     return orjson.loads(body)
 
@@ -69,23 +73,25 @@ def is_container(value: JsonValue) -> bool:
 
 
 def integers(array: JsonValue) -> NDArray[np.int64]:
-    """int64[len]; a float, even 2.0, and whatever else is not an integer are one of `UNREADABLE`."""
+    """Return int64[len]. A float, even 2.0, and whatever else is not an integer raise one of `UNREADABLE`."""
     if isinstance(array, np.ndarray):
         return array.astype(np.int64, casting="safe", copy=False)
+    _require_flat(array)
     if isinstance(array, list):
         _require(all(type(item) is int for item in array), "not an integer")
         return np.array(array, np.int64)
-    return _flat(array, np.frombuffer(array.as_buffer(of_type="i"), np.int64))
+    return np.frombuffer(array.as_buffer(of_type="i"), np.int64)
 
 
 def floats(array: JsonValue) -> NDArray[np.float64]:
-    """float64[len]; null is one of `UNREADABLE`, never a zero."""
+    """Return float64[len]. null raises one of `UNREADABLE`; it is never a zero."""
     if isinstance(array, np.ndarray):
         return array.astype(np.float64, casting="safe", copy=False)
+    _require_flat(array)
     if isinstance(array, list):
         _require(all(type(item) in (int, float) for item in array), "not a number")
         return np.array(array, np.float64)
-    return _flat(array, np.frombuffer(array.as_buffer(of_type="d"), np.float64))
+    return np.frombuffer(array.as_buffer(of_type="d"), np.float64)
 
 
 def plain(value: JsonValue) -> Any:
@@ -95,11 +101,10 @@ def plain(value: JsonValue) -> Any:
     return value.as_dict() if hasattr(value, "as_dict") else value.as_list()
 
 
-def _flat(array: JsonValue, numbers: NDArray[Any]) -> NDArray[Any]:
-    """pysimdjson's buffers flatten nested arrays, and say nothing."""
-    _require(len(array) == len(numbers), "an array within an array")
-    _require(not len(numbers) or isinstance(array[0], int | float), "an array within an array")
-    return numbers
+def _require_flat(array: JsonValue) -> None:
+    """Raise `NestedArray` for a list within `array`: pysimdjson's buffers flatten it in silence."""
+    if list in set(map(type, plain(array))):
+        raise NestedArray("an array within an array")
 
 
 def _require(condition: bool, otherwise: str) -> None:

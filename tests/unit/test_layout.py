@@ -67,7 +67,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     ),
     "workers": ("workers", *_ALL_OF_SHARED),
     "workers.api": ("workers.samples", "workers.passing", "workers.parts", *_ALL_OF_SHARED),
-    "workers.samples": ("workers.upstream.*", *_ALL_OF_SHARED),
+    "workers.samples": ("workers.upstream.*", "workers.upstream.client.port", *_ALL_OF_SHARED),
     "workers.passing": ("workers.upstream.*", "workers.upstream.client.port", *_ALL_OF_SHARED),
     "workers.upstream": ("workers.upstream.client", *_ALL_OF_SHARED),
     "workers.upstream.client": _ALL_OF_SHARED,

@@ -16,6 +16,7 @@ from shared.loop.turns import TurnLimit
 from shared.wire import vllm
 from shared.wire.sdk import result as proto
 from workers.samples.live import Ending
+from workers.upstream.client.port import Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -139,7 +140,9 @@ class Executor:
             upstream.sent += 1
             url = upstream.samples_url(call.protocol)
             headers = _headers(sample, call, attempt)
-            body = await self._forwarder.post(upstream, url, call.body, headers, key_digest)
+            refusal = partial(vllm.why_not_ours, request_id=headers["X-Request-Id"], spec=sample.spec)
+            exchange = Exchange(self._clock.monotonic_s, key_digest, refusal)
+            body = await self._forwarder.post(upstream, url, call.body, headers, exchange)
             if isinstance(body, Fault):
                 return body
             if not self._turns.try_take():
@@ -149,6 +152,8 @@ class Executor:
             else:
                 reply = await self._decode_large(call, sample.spec, body)
             if isinstance(reply, Fault):
+                if reply.kind is FaultClass.WRONG_REPLY:
+                    exchange.distrust()
                 return reply
             if reply.mixed:
                 self._note_mixed_weights(sample, upstream, reply.mixed)

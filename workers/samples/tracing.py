@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from shared.wire.json_arrays import Body
     from workers.samples.live import Ending, Executes, LiveSample
+    from workers.upstream.client.port import Exchange
     from workers.upstream.forwarder import Forwarder
     from workers.upstream.upstream import Upstream
 
@@ -97,13 +98,13 @@ class _TracedForwarder:
         self._tracing = tracing
 
     async def post(
-        self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str], key_digest: bytes = b""
+        self, upstream: Upstream, url: URL, body: bytes, headers: Mapping[str, str], exchange: Exchange | None = None
     ) -> Body | Fault:
         attributes = {"server.address": upstream.url, "gateway.upstream_request_id": headers.get("X-Request-Id", "")}
         with self._tracing.span("upstream request", SpanKind.CLIENT, None, attributes) as span:
             if (traceparent := self._tracing.traceparent()) is not None:
                 headers = {**headers, "traceparent": traceparent}
-            reply = await self._inner.post(upstream, url, body, headers, key_digest)
+            reply = await self._inner.post(upstream, url, body, headers, exchange)
             if isinstance(reply, Fault):
                 span.set_attribute("error.type", reply.kind.value)
                 span.set_status(StatusCode.ERROR)

@@ -9,9 +9,10 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from shared.core.errors import BadRequest, NotFound, Overloaded
-from shared.core.faults import BreakKind, Fault
+from shared.core.faults import BreakKind, Fault, FaultClass
 from shared.core.model import Category
 from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
+from shared.log import Throttle
 from shared.wire.vllm import beyond_completions
 from workers.upstream import upstream as rules
 from workers.upstream.catalogue import AdapterBases, Served, decode_listing
@@ -34,6 +35,7 @@ _LISTING_TIMEOUT_S: Final = 5.0
 # A name that nobody serves makes the upstreams be asked again, but not by every request of a confused client: they wait
 # for each other. Waiting, not an answer from memory: an adapter may have been loaded since, and a 404 ends a run.
 _ASK_AGAIN_AFTER_S: Final = 2.0
+_LOG_EVERY_S: Final = 30.0
 
 
 class UpstreamPool:
@@ -60,6 +62,7 @@ class UpstreamPool:
         self._asked_s = float("-inf")
         self._times_asked = 0
         self._news = UpstreamNews()
+        self._wrong_replies = Throttle(_LOG_EVERY_S)
         self._served: dict[Upstream, list[Served]] = {}
         self._serving: dict[str, list[Upstream]] = {}
         # Whom samples of a base model may go to, which changes when `_serving` does.
@@ -107,8 +110,16 @@ class UpstreamPool:
         """An attempt there failed. What the client's own request was refused for is not the upstream's failure."""
         if fault.category is not Category.USER:
             upstream.faults += 1
+        if fault.kind is FaultClass.WRONG_REPLY:
+            self._log_wrong_reply(upstream, fault)
         if fault.upstream_down:
             self.broke(upstream, fault.message)
+
+    def _log_wrong_reply(self, upstream: Upstream, fault: Fault) -> None:
+        held_back = self._wrong_replies.allow(upstream.url, self._clock.monotonic_s())
+        if held_back is not None:
+            fields = {"upstream": upstream.url, "error": fault.message, "not_logged": held_back}
+            log.warning("upstream sent a wrong reply: the sample is executed again", extra=fields)
 
     def broke(self, upstream: Upstream, why: str = "") -> None:
         """Note that an exchange with this upstream broke, and set `broken`."""

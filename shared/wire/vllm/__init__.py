@@ -1,6 +1,7 @@
-"""vLLM's endpoints: how a sample is asked (`vllm_request.py`) and how the answer is read (`vllm_reply.py`)."""
+"""vLLM's endpoints: how a sample is asked (`request`), whose a reply is (`ownership`), and how it is read (`reply`)."""
 
 from shared.core.upstream_protocol import UpstreamProtocol
+from shared.wire.vllm.ownership import why_not_ours
 from shared.wire.vllm.reply import Decoded, combine, decode_reply, reads_in_parts
 from shared.wire.vllm.request import UpstreamCall, beyond_completions, completion_budget, place_images, plan_calls
 
@@ -15,4 +16,5 @@ __all__ = [
     "place_images",
     "plan_calls",
     "reads_in_parts",
+    "why_not_ours",
 ]

@@ -119,7 +119,7 @@ def _spans(body: Body, at: int) -> Iterator[_Span]:
     yield _Span(start, end, None)
     start = _behind(body, b'],"token_logprobs":[', end)
     end = body.index(b"]", start)
-    yield _Span(start, end, json_arrays.floats)
+    yield _Span(start, end, _floats)
     start = _behind(body, b'],"tokens":[', end)
     end = _end(body, _TOP, start)
     yield _Span(start, end, None)
@@ -127,7 +127,16 @@ def _spans(body: Body, at: int) -> Iterator[_Span]:
     end = _end(body, _RECORD_END, start)
     yield _Span(start, end, None)
     start = _after(body, _IDS, end)
-    yield _Span(start, body.index(b"]", start), json_arrays.integers)
+    yield _Span(start, body.index(b"]", start), _integers)
+
+
+def _floats(piece: JsonValue) -> Array:
+    # A piece ends at the first bracket, so one with a list inside is no JSON.
+    return np.frombuffer(piece.as_buffer(of_type="d"), np.float64)
+
+
+def _integers(piece: JsonValue) -> Array:
+    return np.frombuffer(piece.as_buffer(of_type="i"), np.int64)
 
 
 def _end(body: Body, ending: bytes, start: int) -> int:

@@ -16,7 +16,7 @@ from shared.core.result import PromptScores, SampleResult, SequenceResult
 from shared.core.upstream_protocol import UpstreamProtocol
 from shared.wire import json_arrays
 from shared.wire.vllm import completions, generate, long_reply, short_reply
-from shared.wire.vllm.scores import ReplyError, packed, prompt_scores, short
+from shared.wire.vllm.scores import ReplyError, WrongReply, packed, prompt_scores, short
 from shared.wire.vllm.short_reply import STOP_REASONS
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _is_plain(call: UpstreamCall, spec: SampleSpec) -> bool:
 def _decode_plain(call: UpstreamCall, body: Body) -> Decoded | None:
     """None as in `_decode_in_parts`."""
     reply = short_reply.load(body)
-    sequences = short_reply.sequences(reply, call.sequences) if reply is not None else None
+    sequences = short_reply.sequences(reply, body, call.sequences, call.max_tokens) if reply is not None else None
     return Decoded(sequences, None, _cached_tokens(reply)) if sequences is not None else None
 
 
@@ -185,7 +185,8 @@ def _decode(call: UpstreamCall, spec: SampleSpec, reply: JsonValue) -> Decoded:
     choices = _choices_in_order(reader, reply["choices"], max(call.sequences, 1))
     if spec.images:
         spec = generate.with_images_expanded(spec, reply)
-    sequences = tuple(_sequence(reader, spec, choice) for choice in choices) if call.sequences else ()
+    kept = choices if call.sequences else ()
+    sequences = tuple(_sequence(reader, spec, choice, call.max_tokens) for choice in kept)
     scores = prompt_scores(spec, reader.prompt_rows(reply, choices[0])) if call.scores else None
     return Decoded(sequences, scores, _cached_tokens(reply), _mixed(choices) if generates and sequences else ())
 
@@ -209,13 +210,15 @@ def _choices_in_order(reader: _Reader, choices: JsonValue, wanted: int) -> list[
     return [by_index[index] for index in range(wanted)]
 
 
-def _sequence(reader: _Reader, spec: SampleSpec, choice: JsonValue) -> SequenceResult:
+def _sequence(reader: _Reader, spec: SampleSpec, choice: JsonValue, max_tokens: int) -> SequenceResult:
     finish_reason = choice.get("finish_reason")
     if finish_reason not in STOP_REASONS:
         raise ReplyError(f"with the finish_reason {finish_reason!r}")
     tokens, logprobs = reader.sampled(choice)
     if len(tokens) != len(logprobs):
         raise ReplyError(f"with {len(tokens)} token ids and {len(logprobs)} logprobs")
+    if len(tokens) > max_tokens:
+        raise WrongReply(f"with {len(tokens)} tokens where at most {max_tokens} were asked for")
     k = spec.topk_sample_logprobs
     topk = reader.sampled_topk(choice, k, len(tokens)) if k else None
     return SequenceResult(tokens.astype("<i4").tobytes(), packed(logprobs), STOP_REASONS[finish_reason], topk)

@@ -40,12 +40,13 @@ _GENERATE: Final = UpstreamProtocol.GENERATE
 
 
 class UpstreamCall(Value, frozen=True):
-    """One POST of an attempt. `sequences`: how many of its choices are kept; `scores`: the prompt's too."""
+    """One POST of an attempt. `sequences` says how many choices are kept, `scores` whether the prompt is scored."""
 
     body: bytes
     sequences: int
     scores: bool
     protocol: UpstreamProtocol = UpstreamProtocol.COMPLETIONS
+    max_tokens: int = 2**31 - 1
 
 
 def beyond_completions(spec: SampleSpec) -> str | None:
@@ -94,11 +95,11 @@ def plan_calls(
     topk = spec.topk_sample_logprobs
     scored = spec.wants_prompt_scores
     if not scored or choices == 1:
-        return [UpstreamCall(build(spec, model, fields, topk, scored), choices, scored, protocol)]
+        return [UpstreamCall(build(spec, model, fields, topk, scored), choices, scored, protocol, max_tokens)]
     scores = build(spec, model, _ONE_TOKEN, 0, True)
     return [
         UpstreamCall(scores, 0, True, protocol),
-        UpstreamCall(build(spec, model, fields, topk, False), choices, False, protocol),
+        UpstreamCall(build(spec, model, fields, topk, False), choices, False, protocol, max_tokens),
     ]
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from shared.wire.json_arrays import JsonValue
 
 _INT32_MAX: Final = 2**31 - 1
+# A probability of 1 may come out a little above it.
+_LARGEST_LOGPROB: Final = 0.001
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
@@ -31,24 +33,39 @@ class ReplyError(Exception):
     kind = FaultClass.AMBIGUOUS
 
 
-def token_ids(told: JsonValue) -> NDArray[np.int64]:
-    """int64[len], all in 0 .. 2**31 - 1. Raises `ReplyError`."""
+class WrongReply(ReplyError):
+    """No vLLM answers so to this request: it is another's reply, or the server is broken. It is executed again."""
+
+    kind = FaultClass.WRONG_REPLY
+
+
+def token_ids(values: JsonValue) -> NDArray[np.int64]:
+    """Return the ids as int64[len], all in 0 .. 2**31 - 1. Raises `ReplyError`."""
     try:
-        ids = json_arrays.integers(told)
+        ids = json_arrays.integers(values)
+    except json_arrays.NestedArray:
+        raise WrongReply("with a list among the token ids") from None
+    except (OverflowError, ValueError):
+        raise WrongReply("with a token id that no 64-bit integer holds") from None
     except json_arrays.UNREADABLE as error:
         raise ReplyError(f"with token ids that are not all integers ({short(error)})") from None
-    # Seen without its sign, what is negative is larger than all that is allowed.
+    # Read without its sign, a negative id is larger than all that is allowed.
     if len(ids) and ids.view(np.uint64).max() > _INT32_MAX:
-        raise ReplyError(f"with token ids from {ids.min()} to {ids.max()}, which are not all in 0 .. 2**31 - 1")
+        raise WrongReply("with token ids that are not all in 0 .. 2**31 - 1")
     return ids
 
 
-def sampled_logprobs(told: JsonValue) -> NDArray[np.float64]:
-    """float64[len]. Raises `ReplyError`."""
+def sampled_logprobs(values: JsonValue) -> NDArray[np.float64]:
+    """Return the logprobs as float64[len], none above rounding. Raises `ReplyError`."""
     try:
-        return json_arrays.floats(told)
+        logprobs = json_arrays.floats(values)
+    except json_arrays.NestedArray:
+        raise WrongReply("with a list among the logprobs") from None
     except json_arrays.UNREADABLE as error:
         raise ReplyError(f"with logprobs that are not all numbers ({short(error)})") from None
+    if logprobs.max(initial=0.0) > _LARGEST_LOGPROB:
+        raise WrongReply("with a logprob above 0")
+    return logprobs
 
 
 def short(error: Exception) -> str:
@@ -77,7 +94,7 @@ def in_int32(digits: Sequence[str]) -> NDArray[np.int64]:
     too_long = max(map(len, digits), default=0) > 10
     ids = np.array([] if too_long else [int(text) for text in digits], np.int64)
     if too_long or ids.max(initial=0) > _INT32_MAX:
-        raise ReplyError("with a token id above 2**31 - 1")
+        raise WrongReply("with a token id above 2**31 - 1")
     return ids
 
 

@@ -22,12 +22,13 @@ STOP_REASONS: Final = {
     # vLLM's own detector of endless repetition ended it: it will not go on.
     "repetition": StopReason.STOP,
 }
-_NUMBERS: Final = (int, float)
+_ARRAYS: Final = (b'"token_ids":[', b'"token_logprobs":[')
 _INT32: Final = np.dtype("<i4")
 _FLOAT32: Final = np.dtype("<f4")
 _FLOAT64: Final = np.dtype("<f8")
-# The first bytes of doubles below 2**113, well within 32 bits' range: sign, and seven bits of the exponent.
-_SMALL: Final = bytes(byte for byte in range(256) if byte & 0x7F < 0x47)
+# The first bytes, which hold the sign and seven bits of the exponent, of zero and of negative doubles above -2**113,
+# well within the range of 32 bits. What is above zero, if only by rounding, is left to the decoder of all replies.
+_LOGPROBS: Final = bytes([0, *range(0x80, 0x80 + 0x47)])
 
 
 # One for all: its buffers are small, warm, and free again when a reply has been read.
@@ -42,8 +43,10 @@ def load(body: Body) -> JsonValue | None:
         return None
 
 
-def sequences(reply: JsonValue, wanted: int) -> tuple[SequenceResult, ...] | None:
-    """Those of `reply`. None when there is anything unusual about it."""
+def sequences(reply: JsonValue, body: Body, wanted: int, max_tokens: int) -> tuple[SequenceResult, ...] | None:
+    """Return the sequences of `reply`, which was loaded from `body`, or None when anything about it is unusual."""
+    if not all(_are_flat(body, key, wanted) for key in _ARRAYS):
+        return None
     try:
         # To look up a key that is not there costs five times as much as to list those that are.
         if "error" in list(reply):
@@ -51,25 +54,36 @@ def sequences(reply: JsonValue, wanted: int) -> tuple[SequenceResult, ...] | Non
         choices = reply["choices"]
         if len(choices) != wanted:
             return None
-        found = [_sequence(choices[index], index) for index in range(wanted)]
+        found = [_sequence(choices[index], index, max_tokens) for index in range(wanted)]
     except json_arrays.UNREADABLE:
         return None
     return tuple(found)
 
 
-def _sequence(choice: JsonValue, index: int) -> SequenceResult:
+def _are_flat(body: Body, key: bytes, wanted: int) -> bool:
+    """Return whether the arrays of `key` are in vLLM's spelling, one for each choice, with no list inside.
+
+    pysimdjson's buffers flatten nested lists in silence. A string cannot hold `key`: its quotes would be escaped.
+    """
+    if body.count(key) != wanted:
+        return False
+    end = 0
+    for _ in range(wanted):
+        start = body.index(key, end) + len(key)
+        end = body.find(b"]", start)
+        if body.find(b"[", start, end) >= 0:
+            return False
+    return True
+
+
+def _sequence(choice: JsonValue, index: int, max_tokens: int) -> SequenceResult:
     """Raises one of `UNREADABLE`."""
     logprobs, tokens = choice["logprobs"]["token_logprobs"], choice["token_ids"]
     reason = STOP_REASONS[choice["finish_reason"]]
     count = len(tokens)
-    if choice["index"] != index or len(logprobs) != count or not (_begins_flat(tokens) and _begins_flat(logprobs)):
+    if choice["index"] != index or len(logprobs) != count or count > max_tokens:
         raise ValueError
     return SequenceResult(_token_ids(tokens, count), _logprobs(logprobs, count), reason)
-
-
-def _begins_flat(array: JsonValue) -> bool:
-    """As far as `document` looks: a buffer of as many numbers as there are elements may still come of nested arrays."""
-    return not len(array) or type(array[0]) in _NUMBERS
 
 
 def _token_ids(told: JsonValue, count: int) -> bytes:
@@ -86,6 +100,6 @@ def _logprobs(told: JsonValue, count: int) -> bytes:
     """float32"""
     buffer = told.as_buffer(of_type="d")
     raw = bytes(buffer)
-    if len(raw) != 8 * count or raw[7::8].translate(None, _SMALL):
+    if len(raw) != 8 * count or raw[7::8].translate(None, _LOGPROBS):
         raise OverflowError
     return np.frombuffer(buffer, _FLOAT64).astype(_FLOAT32).tobytes()

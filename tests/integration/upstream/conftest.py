@@ -13,7 +13,7 @@ import uvloop
 
 from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.simulator import Simulator
-from shared.core.upstream_protocol import ProtocolChoice
+from shared.core.upstream_protocol import ClientChoice, ProtocolChoice
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -29,6 +29,20 @@ def pytest_asyncio_loop_factories(
 async def simulator() -> AsyncIterator[Simulator]:
     async with Simulator(SimulatorConfig()) as made:
         yield made
+
+
+@pytest.fixture(params=list(ClientChoice), ids=lambda choice: choice.value)
+def upstream_client(request: pytest.FixtureRequest) -> ClientChoice:
+    """Both adapters of the client port, in turn."""
+    chosen: ClientChoice = request.param
+    return chosen
+
+
+@pytest.fixture
+def both_clients(upstream_client: ClientChoice, monkeypatch: pytest.MonkeyPatch) -> ClientChoice:
+    """Every `Line` of the test uses this adapter."""
+    monkeypatch.setattr("tests.integration.upstream.lines.chosen_client", upstream_client)
+    return upstream_client
 
 
 @pytest.fixture(params=[ProtocolChoice.COMPLETIONS, ProtocolChoice.GENERATE], ids=lambda choice: choice.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from shared.config import Settings
 from shared.core import ids, retry
 from shared.core.faults import Fault
 from shared.core.record import Claim
-from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
+from shared.core.upstream_protocol import ClientChoice, ProtocolChoice, UpstreamProtocol
 from shared.counters import Counters
 from tests.memory_store import MemoryServer, MemoryStore
 from tests.worker_bench import OWNER, TARGET, session, spec
@@ -31,10 +32,16 @@ if TYPE_CHECKING:
 
     from shared.clock import Clock
     from shared.core.lifecycle import State
+    from shared.core.model import SampleSpec
+    from workers.samples.live import Ending
     from workers.upstream.client.dial import Resolve
     from workers.upstream.upstream import Upstream
 
 ASKED: Final = {"model": "sim/tiny", "max_tokens": 2, "logprobs": 0, "return_token_ids": True}
+
+
+# The adapter that a line sends its samples through; the fixture `both_clients` sets it.
+chosen_client = ClientChoice.OWN
 
 
 class Line:
@@ -46,10 +53,12 @@ class Line:
         resolve: Resolve | None = None,
         clock: Clock | None = None,
         protocol: ProtocolChoice = ProtocolChoice.COMPLETIONS,
+        source_ip: str | None = None,
         **settings: Any,
     ) -> None:
-        chosen = Settings(upstreams=(url,), **{"read_timeout_s": 30.0, "connect_timeout_s": 30.0, **settings})
-        self.client = make_client(chosen, None, resolve)
+        defaults = {"read_timeout_s": 30.0, "connect_timeout_s": 30.0, "upstream_client": chosen_client}
+        chosen = Settings(upstreams=(url,), **{**defaults, **settings})
+        self.client = make_client(chosen, source_ip, resolve)
         self.probes = make_probe_session(chosen, None)
         self.clock = clock or SystemClock()
         self.forwarder = Forwarder(self.client, self.probes, self.clock)
@@ -70,6 +79,10 @@ class Line:
         return outcome
 
     async def execute(self, seq_id: int) -> State:
+        return (await self.sample(seq_id, spec())).state
+
+    async def sample(self, seq_id: int, wanted: SampleSpec) -> Ending:
+        """Execute a sample as a worker does, with `--max-reexecutions` of 1 and no pauses between attempts."""
         store = MemoryStore(MemoryServer(ManualClock(), random.Random(7)))
         adapters = Adapters(
             self.pool,
@@ -78,17 +91,24 @@ class Line:
             wait_s=60.0,
         )
         executor = Executor(
-            self.pool, adapters, self.forwarder, store, self.counters, self.clock, retry.Policy(), random.random
+            self.pool,
+            adapters,
+            self.forwarder,
+            store,
+            self.counters,
+            self.clock,
+            retry.Policy(),
+            random.random,
+            sleep=lambda _: asyncio.sleep(0),
         )
-        wanted = spec()
         claim = Claim(OWNER, 1, 1, wanted.digest)
         running = LiveSample(
             session(), session().key(seq_id), ids.request_id(session(), seq_id), wanted, claim, TARGET, 0, Holding(b"")
         )
-        return (await executor.execute(running)).state
+        return await executor.execute(running)
 
     async def close(self) -> None:
-        self.client.close()
+        await self.client.close()
         await self.probes.close()
 
 

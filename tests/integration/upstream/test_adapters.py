@@ -85,7 +85,7 @@ class Worker:
     async def close(self) -> None:
         await self.adapters.close()
         await self.pool.close()
-        self.client.close()
+        await self.client.close()
         await self.questions.close()
 
 

@@ -21,6 +21,7 @@ from gateway.simulator.simulator import Simulator
 from shared.clock import SystemClock
 from shared.config import Settings
 from shared.core import ports
+from shared.core.upstream_protocol import ClientChoice
 from tests.waiting import until
 from workers.upstream.connector import (
     BoundSocketFactory,
@@ -77,15 +78,20 @@ Way = Callable[..., Awaitable[Ask]]
 
 
 class Ways:
-    """The two ways out for load: the samples' client, and the session of what is passed through."""
+    """The ways out for load: both clients of samples, and the session of what is passed through."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
 
-    async def client(self, source_ip: str | None, **settings: Any) -> Ask:
-        chosen = Settings(**settings)
+    async def own(self, source_ip: str | None, **settings: Any) -> Ask:
+        return await self._client(source_ip, Settings(upstream_client=ClientChoice.OWN, **settings))
+
+    async def aiohttp(self, source_ip: str | None, **settings: Any) -> Ask:
+        return await self._client(source_ip, Settings(upstream_client=ClientChoice.AIOHTTP, **settings))
+
+    async def _client(self, source_ip: str | None, chosen: Settings) -> Ask:
         client = make_client(chosen, source_ip)
-        self._stack.callback(client.close)
+        self._stack.push_async_callback(client.close)
         questions = await self._stack.enter_async_context(make_probe_session(chosen, source_ip))
         forwarder = Forwarder(client, questions, SystemClock(), chosen.upstream_api_key)
 
@@ -101,9 +107,9 @@ class Ways:
         return partial(complete, session)
 
 
-@pytest.fixture(params=["client", "session"])
+@pytest.fixture(params=["own", "aiohttp", "session"])
 def way(request: pytest.FixtureRequest, stack: AsyncExitStack) -> Way:
-    """Makes one of the two: `await way(source_ip, **settings)` is a coroutine function that asks an upstream's URL."""
+    """Make one of the three: `await way(source_ip, **settings)` is a coroutine function that asks an upstream's URL."""
     made: Way = getattr(Ways(stack), request.param)
     return made
 

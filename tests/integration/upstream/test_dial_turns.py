@@ -1,4 +1,4 @@
-"""A wave of dials: so many in a turn of the loop, and one where each is dear."""
+"""A wave of dials: so many in a turn of the loop, and one where each is slow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from workers.upstream.client.connection import UpstreamConnection
-from workers.upstream.client.dial import Dialler, Origin
+from workers.upstream.client.dial import Dialler
+from workers.upstream.client.port import Origin
 from workers.upstream.connector import unbound_socket
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ async def test_cheap_dials_go_many_in_a_turn(port: int) -> None:
     assert len(wave.by_turn) <= WAVE / 8
 
 
-async def test_dear_dials_go_one_in_a_turn(port: int) -> None:
+async def test_slow_dials_go_one_in_a_turn(port: int) -> None:
     """Whoever goes on in the turn in which that is found out, does."""
     wave = Wave(port, 0.001)
     await wave.run()

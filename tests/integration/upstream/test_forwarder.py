@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import socket
 from contextlib import asynccontextmanager, contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shared.core.faults import BreakKind, FaultClass
+from shared.core.upstream_protocol import ClientChoice
 from tests.garbage import garbage
 from tests.integration.upstream.lines import line
 from tests.waiting import DEADLINE_S, until
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from gateway.simulator.simulator import Simulator
     from shared.core.upstream_protocol import ProtocolChoice
     from workers.upstream.client.dial import Resolve
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 @contextmanager
@@ -204,7 +206,11 @@ async def test_an_upstream_that_never_answers(simulator: Simulator, protocol: Pr
 
 
 @pytest.mark.parametrize("kind", ["reset_before_status", "reset_in_body", "refused"])
-async def test_what_broke_leaves_nothing_for_the_garbage_collector(simulator: Simulator, kind: str) -> None:
+async def test_what_broke_leaves_nothing_for_the_garbage_collector(
+    simulator: Simulator, kind: str, both_clients: ClientChoice
+) -> None:
+    if both_clients is ClientChoice.AIOHTTP:
+        pytest.skip("aiohttp's own objects refer to each other in cycles")
     if kind != "refused":
         simulator.set_faults([{"kind": kind}])
     with bound() as nobody:
@@ -275,9 +281,8 @@ async def test_an_idle_connection_that_the_upstream_closed_is_not_used_again() -
             assert len(connections) == count
 
 
-async def test_the_workers_own_limits_are_not_the_upstreams_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    with bound() as closed:
-        async with line(url_of(closed)) as made:
-            monkeypatch.setattr(socket.socket, "connect_ex", lambda *_: errno.EADDRNOTAVAIL)
-            fault = await made.fault()
-            assert (fault.kind, fault.upstream_down) == (FaultClass.NEVER_EXECUTED, False)
+async def test_the_workers_own_limits_are_not_the_upstreams_fault(simulator: Simulator) -> None:
+    """An address that this machine does not have is EADDRNOTAVAIL, as are ports that are used up."""
+    async with line(simulator.url, source_ip="192.0.2.1") as made:
+        fault = await made.fault()
+        assert (fault.kind, fault.upstream_down) == (FaultClass.NEVER_EXECUTED, False)

@@ -14,6 +14,8 @@ from shared.histogram import count
 from tests.integration.upstream.lines import Line, line
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("both_clients")
+
 
 @pytest.mark.slow
 async def test_waiting_for_a_connection_is_charged_to_nobody() -> None:

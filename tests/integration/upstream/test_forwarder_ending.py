@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from gateway.simulator.simulator import Simulator
     from workers.upstream.upstream import Upstream
 
+pytestmark = pytest.mark.usefixtures("both_clients")
+
 
 async def test_a_cancel_closes_the_upstream_connection(simulator: Simulator) -> None:
     """D7"""

@@ -1,20 +1,23 @@
-"""The samples' HTTP client against a server that says exactly what it is told to, byte by byte."""
+"""Both clients of samples against a server that sends exactly the bytes it is given.
+
+The tests run on both adapters of the port. Those that make a client by `own` are about what aiohttp cannot do.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shared.config import Settings
 from shared.core.faults import BreakKind
-from tests.waiting import until
-from workers.upstream.client.dial import Origin
-from workers.upstream.client.port import Broken, Exchange, Reply
+from tests.waiting import DEADLINE_S, until
+from workers.upstream.client.own import OwnClient
+from workers.upstream.client.port import Broken, Exchange, Origin, Reply
 from workers.upstream.connector import make_client
 
 if TYPE_CHECKING:
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 
     from aiohttp.connector import AddrInfoType
 
-    from workers.upstream.client.own import UpstreamClient
+    from shared.core.upstream_protocol import ClientChoice
+    from workers.upstream.client.port import UpstreamClient
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n"
 LONG = bytes(range(256)) * 16_000
@@ -68,10 +72,19 @@ async def script(*replies: bytes, closes: bool = False, tls: ssl.SSLContext | No
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[UpstreamClient]:
-    made = make_client(Settings(read_timeout_s=30.0, connect_timeout_s=30.0), None)
+async def client(upstream_client: ClientChoice) -> AsyncIterator[UpstreamClient]:
+    made = make_client(
+        Settings(read_timeout_s=30.0, connect_timeout_s=30.0, upstream_client=upstream_client), None, to_loopback
+    )
     yield made
-    made.close()
+    await made.close()
+
+
+def own(**settings: Any) -> OwnClient:
+    """Our own client: in aiohttp's pool keys take no turns, and idle connections do not make room for others."""
+    client = make_client(Settings(**settings), None)
+    assert isinstance(client, OwnClient)
+    return client
 
 
 async def to_loopback(_host: str, port: int) -> list[AddrInfoType]:
@@ -157,17 +170,17 @@ async def test_a_reply_that_is_none_has_a_name(client: UpstreamClient, reply: by
         await until(lambda: server.ended == 1)
 
 
-async def test_a_long_body_comes_over_tls_too(tls_files: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_body_comes_over_tls_too(
+    client: UpstreamClient, tls_files: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", tls_files[0])
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*tls_files)
     async with script(KEPT_LONG, OK, KEPT_LONG, tls=context) as server:
-        client = make_client(Settings(), None, to_loopback)
         origin = Origin(tls=True, host="localhost", port=server.port)
         replies = [await client.send(origin, HEAD, b"{}", Exchange()) for _ in range(3)]
         assert [reply.body for reply in replies] == [LONG, b"{}", LONG]
         assert server.connections == 1
-        client.close()
 
 
 async def test_headers_are_told_of_what_is_no_200(client: UpstreamClient) -> None:
@@ -179,13 +192,17 @@ async def test_headers_are_told_of_what_is_no_200(client: UpstreamClient) -> Non
 async def test_a_reply_to_a_request_that_is_not_out_yet_ends_its_connection(client: UpstreamClient) -> None:
     """A server that refuses a large body without reading it: the rest is not worth sending."""
     early = b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n{}"
-    done = asyncio.Event()
+    go_on, ended = asyncio.Event(), asyncio.Event()
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(early)
         await writer.drain()
-        await done.wait()
+        await go_on.wait()
+        with suppress(ConnectionError):
+            while await reader.read(2**16):
+                pass
+        ended.set()
         writer.close()
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
@@ -193,13 +210,13 @@ async def test_a_reply_to_a_request_that_is_not_out_yet_ends_its_connection(clie
         size = 2**26
         reply = await client.send(origin, HEAD.replace(b": 2", b": %d" % size), bytes(size), Exchange())
         assert reply.status == 413
-        await until(lambda: "0 open" in repr(client))
-        done.set()
+        go_on.set()
+        await asyncio.wait_for(ended.wait(), DEADLINE_S)
 
 
 async def test_a_server_that_speaks_before_it_is_asked_is_not_believed(client: UpstreamClient) -> None:
     """On an idle connection, too: what came early would be taken for the next request's reply."""
-    speak = asyncio.Event()
+    speak, ended = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -207,15 +224,17 @@ async def test_a_server_that_speaks_before_it_is_asked_is_not_believed(client: U
         await speak.wait()
         writer.write(OK.replace(b"{}", b"no"))
         await writer.drain()
-        await reader.read()
+        with suppress(ConnectionError):
+            await reader.read()
+        ended.set()
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         origin = Origin(tls=False, host="127.0.0.1", port=server.sockets[0].getsockname()[1])
         assert (await client.send(origin, HEAD, b"{}", Exchange())).body == b"{}"
-        assert "1 idle" in repr(client)
+        assert not ended.is_set()
         speak.set()
-        await until(lambda: "0 open" in repr(client))
+        await asyncio.wait_for(ended.wait(), DEADLINE_S)
 
 
 async def test_a_break_off_before_the_request_is_sent_changes_nothing(client: UpstreamClient) -> None:
@@ -230,7 +249,7 @@ async def test_a_break_off_before_the_request_is_sent_changes_nothing(client: Up
 
 async def test_keys_take_turns_at_a_connection_that_all_wait_for() -> None:
     """E4: whoever has a hundred waiting delays another by one of them, and each key's own keep their order."""
-    client = make_client(Settings(max_connections=1), None)
+    client = own(max_connections=1)
     hold, served = asyncio.Event(), []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -260,11 +279,11 @@ async def test_keys_take_turns_at_a_connection_that_all_wait_for() -> None:
         await asyncio.gather(*tasks)
     assert served[:7] == ["flood0", "flood1", "quiet0", "flood2", "quiet1", "flood3", "quiet2"]
     assert served[7:] == [f"flood{number}" for number in range(4, 101)]
-    client.close()
+    await client.close()
 
 
 async def test_who_gave_up_waiting_is_forgotten_and_costs_its_key_no_turn() -> None:
-    client = make_client(Settings(max_connections=1), None)
+    client = own(max_connections=1)
     hold, served = asyncio.Event(), []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -298,7 +317,7 @@ async def test_who_gave_up_waiting_is_forgotten_and_costs_its_key_no_turn() -> N
         hold.set()
         await asyncio.gather(*tasks)
     assert served[1:7] == ["B", "A"] * 3
-    client.close()
+    await client.close()
 
 
 class Echo:
@@ -342,7 +361,7 @@ def sends(client: UpstreamClient, origin: Origin, count: int) -> list[asyncio.Ta
 
 async def test_idle_connections_to_one_upstream_make_room_for_another() -> None:
     """The oldest, one for each that waits; no more are closed than are needed."""
-    client = make_client(Settings(max_connections=3), None)
+    client = own(max_connections=3)
     async with echoes("x", "y") as ((x, y), (to_x, to_y), _, hold):
         hold.set()
         await asyncio.gather(*sends(client, to_x, 3))
@@ -351,11 +370,11 @@ async def test_idle_connections_to_one_upstream_make_room_for_another() -> None:
         assert "3 open, 3 idle, 0 waiting" in repr(client)
         await asyncio.gather(*sends(client, to_x, 2))
         assert (x.connections, y.connections) == (3, 1)
-        client.close()
+        await client.close()
 
 
 async def test_an_upstream_that_none_is_connected_to_waits_for_one_of_anothers_queue_and_not_for_all() -> None:
-    client = make_client(Settings(max_connections=1), None)
+    client = own(max_connections=1)
     async with echoes("x", "y", "z") as (_, (to_x, to_y, to_z), served, hold):
         tasks = sends(client, to_x, 1)
         await until(lambda: len(served) == 1)
@@ -365,11 +384,11 @@ async def test_an_upstream_that_none_is_connected_to_waits_for_one_of_anothers_q
         hold.set()
         await asyncio.gather(*tasks)
         assert served == [*"xyzxz", *"x" * 19]
-        client.close()
+        await client.close()
 
 
 async def test_upstreams_with_queues_come_to_even_shares_and_then_keep_their_connections() -> None:
-    client = make_client(Settings(max_connections=8), None)
+    client = own(max_connections=8)
     async with echoes("x", "y") as ((x, y), (to_x, to_y), served, hold):
         tasks = sends(client, to_x, 8)
         await until(lambda: len(served) == 8)
@@ -379,13 +398,13 @@ async def test_upstreams_with_queues_come_to_even_shares_and_then_keep_their_con
         await asyncio.gather(*tasks)
         assert set(served[:16]) == {"x", "y"}
         assert x.connections + y.connections < 24
-        client.close()
+        await client.close()
 
 
 @pytest.mark.parametrize("limits", [{"limit": 2}, {"limit_per_origin": 2}])
 async def test_places_are_kept_through_every_way_of_ending(limits: dict[str, int]) -> None:
     """Cut, cancelled while waiting, cancelled while running, refused: after all of it both places are free again."""
-    client = make_client(Settings(max_connections=limits.get("limit", 0)), None)
+    client = own(max_connections=limits.get("limit", 0))
     client._limit_per_origin = limits.get("limit_per_origin", 0)
     hold = asyncio.Event()
 
@@ -420,6 +439,6 @@ async def test_places_are_kept_through_every_way_of_ending(limits: dict[str, int
         outcomes = await asyncio.gather(*running, *waiting, return_exceptions=True)
         kinds = [type(outcome).__name__ for outcome in outcomes]
         assert kinds == ["CancelledError", "Reply", *["CancelledError"] * 3, *["Reply"] * 3, *["Broken"] * 6]
-        await until(lambda: "<UpstreamClient 0 open, 0 idle, 0 waiting>" in repr(client))
+        await until(lambda: "<OwnClient 0 open, 0 idle, 0 waiting>" in repr(client))
         assert (await asyncio.gather(*(send() for _ in range(5))))[4].body == b"{}"
-    client.close()
+    await client.close()

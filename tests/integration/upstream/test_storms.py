@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shared.core.faults import Fault
     from tests.integration.upstream.lines import Line
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("both_clients")]
 
 REQUESTS = 3_000
 AT_ONCE = 300

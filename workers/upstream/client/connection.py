@@ -1,17 +1,15 @@
-"""One connection to an upstream: at most one exchange at a time, HTTP/1.1 as far as a client of vLLM needs it.
+"""One connection to an upstream: one exchange at a time, and as much of HTTP/1.1 as a client of vLLM needs.
 
     IDLE --start--> BUSY --whole reply--> IDLE, or closed when either side does not want to keep it
                       \\--lost, broken off, cancelled--> closed
 
-httptools parses (it refuses what is not HTTP, and knows chunks and lengths); what is ours is what a reply's end means.
-An idle connection on which anything arrives is closed: there is nobody to whom it could belong.
+httptools parses: it refuses what is not HTTP and knows chunks and lengths. This module decides what the end of a reply
+means. An idle connection on which anything arrives is closed, since no request is waiting for it.
 
-The kernel writes into a buffer that all connections share, and the parser copies the body's pieces out of it. A long
-body whose length was told gets memory of its own: what is left of it is read straight into its place, past the parser,
-which has nothing to say about it. A length is only a promise: the kernel gives that memory as it is written.
-
-The C library interrupts the process for a microsecond or two at each page that is touched for the first time; for a
-reply of 20 MB that is half as much as parsing it. So a large body gets its memory at once, at full length.
+The kernel writes into a buffer that all connections share, and the parser copies the pieces of the body out of it. A
+long body with a Content-Length gets memory of its own: the rest of it is read straight into place, past the parser. A
+large allocation costs no memory before it is written, so an upstream that announces a length and sends nothing gains
+nothing. Memory that grows piece by piece would cost half as much CPU as parsing for a reply of 20 MB, in page faults.
 """
 
 from __future__ import annotations
@@ -32,33 +30,35 @@ if TYPE_CHECKING:
 
 
 class BodyBuffer:
-    """Of `size_bytes`, to be written through `view`.
+    """Hold `size_bytes` that are written through `view`.
 
-    A large one becomes memory page by page as it is written: a size that is only told takes none.
+    A large one takes memory page by page as it is written, so an announced size alone takes none.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        # Nobody else has these bytes, so they are written in place, and are what `whole` returns.
+        # BytesIO has the only reference to these bytes, so it writes them in place and returns them uncopied.
         self._bytes = io.BytesIO(bytes(size_bytes))
         self.view: memoryview = self._bytes.getbuffer()
 
     def whole(self) -> bytes:
-        """What was written, uncopied if no view is left anywhere. It is the end of `view`."""
+        """Return what was written and release `view`. Nothing is copied unless other views exist."""
         self.view.release()
         return self._bytes.getvalue()
 
 
-# Of a reply. llhttp sets no bound of its own; routers add a dozen headers at most.
+# The longest head of a reply. llhttp has no bound of its own; routers add a dozen headers at most.
 _HEAD_BYTES: Final = 64 * 1024
-# From here on the body is written apart from the head, which spares a copy of it.
+# From this size on, the request's body is written apart from its head, which saves a copy.
 _SCATTER_FROM_BYTES: Final = 32 * 1024
-# A longer body is read into its place, if it tells its length.
+# From this size on, a body with a Content-Length is read in place.
 _IN_PLACE_FROM_BYTES: Final = 32 * 1024
 _NO_HEADERS: Final[dict[str, str]] = {}
 _NOTHING: Final = memoryview(bytearray())
 
 
 class UpstreamConnection(asyncio.BufferedProtocol):
+    """One connection of the own client; see the module."""
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -66,20 +66,20 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         limit_bytes: int,
         on_lost: Callable[[UpstreamConnection], None],
     ) -> None:
-        """`scratch`: where reads go, of the loop's connections together: none keeps anything there beyond its turn.
-        `limit_bytes`: the longest body that is read. `on_lost` is called once, when the connection has ended.
+        """`scratch` is the read buffer that all connections of the loop share; nothing stays in it beyond a callback.
+        `limit_bytes` is the longest body that is read. `on_lost` is called once, when the connection has ended.
         """
         self._loop = loop
         self._scratch = scratch
         self._limit_bytes = limit_bytes
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
-        # Of the transport, which does not let it be looked into.
+        # Kept here because the transport does not expose its socket.
         self.socket: socket.socket | None = None
-        self._news: select.poll | None = None
+        self._unread: select.poll | None = None
         self._reply: asyncio.Future[Reply] | None = None
         self._keeps_alive = True
-        # Of a body that is read in place, and where its next bytes go.
+        # The body that is read in place, and where its next bytes go.
         self._place: BodyBuffer | None = None
         self._missing = _NOTHING
         self._parser: Any = httptools.HttpResponseParser(self)
@@ -97,20 +97,20 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     @property
     def is_reusable(self) -> bool:
-        """The reply was read to its end, and both sides keep the connection."""
+        """Whether the reply was read to its end and both sides keep the connection."""
         return self._keeps_alive and self._reply is None and self.is_open
 
-    def has_news(self) -> bool:
-        """Whether the kernel holds something for it that the loop has not seen: on an idle connection, its end."""
-        if self._news is None:
+    def has_unread_bytes(self) -> bool:
+        """Return whether the kernel holds bytes, or the end of the connection, that the loop has not seen."""
+        if self._unread is None:
             assert self.socket is not None
-            self._news = select.poll()
-            self._news.register(self.socket, select.POLLIN)
-        # A third of what a `recv` takes, whose usual answer is an exception.
-        return bool(self._news.poll(0))
+            self._unread = select.poll()
+            self._unread.register(self.socket, select.POLLIN)
+        # Takes a third of the time of a `recv`, whose usual answer is an exception.
+        return bool(self._unread.poll(0))
 
     def start(self, head: bytes, body: bytes) -> asyncio.Future[Reply]:
-        """Send a request; the future is its reply, or raises `Broken`."""
+        """Send a request and return the future of its reply, which may raise `Broken`."""
         assert self._transport is not None
         assert self._reply is None
         self._begin()
@@ -123,17 +123,23 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return reply
 
     def fail(self, broken: Broken) -> None:
-        """End the exchange with `broken`, and the connection."""
+        """End the exchange with `broken`, and close the connection."""
         reply, self._reply = self._reply, None
         if reply is not None and not reply.done():
             reply.set_exception(broken)
         self.abort()
 
     def abort(self) -> None:
-        """Close at once, whatever is still unsent: vLLM gives the generation up when it notices."""
+        """Close at once, whatever is still unsent. vLLM aborts the generation when it notices."""
         self._keeps_alive = False
         if self._transport is not None:
             self._transport.abort()
+
+    def distrust(self) -> None:
+        """Do not use the connection for another request; close it now if it is idle."""
+        self._keeps_alive = False
+        if self._reply is None:
+            self.abort()
 
     # -- asyncio.BufferedProtocol
 
@@ -147,7 +153,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._reply is None:
-            # Nobody has asked: it could only be taken for the reply to the next request.
+            # Nobody asked for it: it would be taken for the reply to the next request.
             self.abort()
         elif self._missing:
             self._arrived_in_place(nbytes)
@@ -160,7 +166,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         except httptools.HttpParserError as error:
             self.fail(Broken(BreakKind.NOT_HTTP, str(error)))
         except httptools.HttpParserUpgrade:
-            # No kin of the other; after a 101 the connection speaks something else.
+            # Not a subclass of HttpParserError. After a 101 the connection speaks another protocol.
             self.fail(Broken(BreakKind.NOT_HTTP, "it switched protocols, which nobody asked for"))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -173,7 +179,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
                 kind = BreakKind.BODY_CUT if self._head_is_whole else BreakKind.RESET_BEFORE_STATUS
                 self.fail(Broken(kind, str(exc) if exc is not None else ""))
         self._place, self._missing = None, _NOTHING
-        # The parser holds our methods: a cycle for each connection.
+        # The parser holds our methods, which is a reference cycle.
         self._parser = None
         self._on_lost(self)
 
@@ -213,19 +219,19 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     # -- the rest of a long body
 
     def _read_in_place(self) -> None:
-        """From the next read on, if the body's length is known and there is more to come."""
-        told = self._told_headers()
-        length = int(told.get("content-length", 0)) if "transfer-encoding" not in told else 0
+        """Read the rest of the body in place, if its length is known and there is more to come."""
+        headers = self._decoded_headers()
+        length = int(headers.get("content-length", 0)) if "transfer-encoding" not in headers else 0
         if self._body_bytes < length <= self._limit_bytes:
             self._place = BodyBuffer(length)
             self._place.view[: self._body_bytes] = b"".join(self._parts)
             self._missing = self._place.view[self._body_bytes :]
 
     def _arrived_in_place(self, size_bytes: int) -> None:
-        # Even of no length a view of it would keep the body alive.
+        # Even an empty view of the body would keep it alive.
         self._missing = self._missing[size_bytes:] or _NOTHING
         if not self._missing:
-            # Until this read is over the transport holds a view, and the body would have to be copied.
+            # The transport holds a view until this callback returns; until then the body would have to be copied.
             self._loop.call_soon(self._leave_place_if_full)
 
     def _leave_place_if_full(self) -> None:
@@ -235,7 +241,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._place = None
         self._parts[:] = (place.whole(),)
         self.on_message_complete()
-        # It would wait for the bytes that went past it.
+        # The old parser still waits for the bytes that went past it.
         self._parser = httptools.HttpResponseParser(self)
 
     # -- inside
@@ -249,7 +255,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._place, self._missing = None, _NOTHING
 
     def _is_sent(self) -> bool:
-        """A reply may come before the request is out, to refuse it: the rest is then not worth sending."""
+        """Return whether the whole request went out. A server may refuse it before; the rest is not worth sending."""
         return self._transport is not None and self._transport.get_write_buffer_size() == 0
 
     def _finish(self, *, whole: bool) -> None:
@@ -259,12 +265,12 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         status = self._parser.get_status_code()
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
-        reply.set_result(Reply(status, body, _NO_HEADERS if status == 200 else self._told_headers(), whole))
+        reply.set_result(Reply(status, body, _NO_HEADERS if status == 200 else self._decoded_headers(), whole))
 
-    def _told_headers(self) -> dict[str, str]:
+    def _decoded_headers(self) -> dict[str, str]:
         return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self._headers}
 
     def _ends_with_the_connection(self) -> bool:
-        """HTTP/1.0's way of marking a body's end; a body with a length, or in chunks, was cut."""
-        told = self._told_headers()
-        return self._head_is_whole and "content-length" not in told and "transfer-encoding" not in told
+        """Return whether the end of the connection ends the body, as in HTTP/1.0. Any other body was cut."""
+        headers = self._decoded_headers()
+        return self._head_is_whole and "content-length" not in headers and "transfer-encoding" not in headers

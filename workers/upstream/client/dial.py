@@ -1,4 +1,4 @@
-"""Opening a connection: names to addresses, one address after the other, TLS where the URL says so."""
+"""Open connections: resolve the name, try one address after the other, add TLS where the URL says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ssl
 import time
 from collections import deque
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from shared.core.faults import BreakKind
 from shared.loop.turns import TurnLimit
@@ -22,33 +22,26 @@ if TYPE_CHECKING:
     from aiohttp.connector import AddrInfoType
 
     from workers.upstream.client.connection import UpstreamConnection
+    from workers.upstream.client.port import Origin
 
     SocketFactory = Callable[[AddrInfoType], socket.socket]
     Resolve = Callable[[str, int], Awaitable[list[AddrInfoType]]]
 
-# As long as aiohttp keeps them here: a router that moved is found within half a minute.
+# A router that moved is found within half a minute. The aiohttp sessions keep names as long.
 _NAMES_KEPT_S: Final = 30.0
 
-# Each is some 0.1 ms in all. Thousands at once, when a wave of samples is submitted, would keep the loop for seconds.
+# Each takes about 0.1 ms. Thousands in one turn, when a wave of samples is submitted, would hold the loop for seconds.
 _DIALS_PER_TURN: Final = 16
-# Linux looks for a port among every second one of its range first. With more than half of them in use towards one
-# upstream it looks at thousands: a `connect` then takes 0.5 to 1 ms of CPU, in place of 0.03 (docs/upstream.md).
-_DEAR_S: Final = 0.0003
+# Linux searches every second port of its range first. With more than half of the ports in use towards one upstream it
+# tries thousands: a `connect` then takes 0.5 to 1 ms of CPU instead of 0.03 (docs/upstream.md).
+_SLOW_CONNECT_S: Final = 0.0003
 
-# What `connect` of a socket that does not block says.
+# The usual results of `connect` on a non-blocking socket.
 _UNDER_WAY: Final = frozenset({errno.EINPROGRESS, errno.EINTR})
 
 
-class Origin(NamedTuple):
-    """Where connections go; `tls` of a URL with https."""
-
-    tls: bool
-    host: str
-    port: int
-
-
 class Names:
-    """Addresses by name. Asked for once for all who wait, kept a while, and taken in turn."""
+    """Resolve names: one query for all who wait, kept for a while, addresses taken in turn."""
 
     def __init__(self, resolve: Resolve, now_s: Callable[[], float]) -> None:
         self._resolve = resolve
@@ -57,13 +50,13 @@ class Names:
         self._asking: dict[tuple[str, int], asyncio.Future[list[AddrInfoType]]] = {}
 
     async def addresses(self, host: str, port: int) -> list[AddrInfoType]:
-        """Raises `OSError` when nobody knows the name."""
+        """Return the addresses of a name, the one to try first in front. Raises `OSError` for an unknown name."""
         name = (host, port)
         until_s, known = self._known.get(name, (0.0, deque()))
         if self._now_s() >= until_s:
             known = deque(await self._ask(name))
             self._known[name] = (self._now_s() + _NAMES_KEPT_S, known)
-        # A service with several addresses shares its connections out among them.
+        # Spread connections over the addresses of a service.
         known.rotate(-1)
         return list(known)
 
@@ -76,7 +69,7 @@ class Names:
 
 
 class Dialler:
-    """Opens connections, each within `timeout_s`: names, addresses and TLS together."""
+    """Opens connections, each within `timeout_s` for name, addresses and TLS together."""
 
     def __init__(
         self,
@@ -87,8 +80,8 @@ class Dialler:
         resolve: Resolve | None = None,
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`family`: of the addresses that can be reached. `tls` is asked at each connection that needs it. `resolve`
-        stands in for the system's name service, `cpu_s` for this thread's CPU clock.
+        """`family` is that of the addresses that can be reached. `tls` is called for each https connection. `resolve`
+        replaces the system's name service, `cpu_s` this thread's CPU clock.
         """
         self._make_socket = make_socket
         self._family = family
@@ -102,8 +95,8 @@ class Dialler:
     async def dial(
         self, origin: Origin, made: Callable[[], UpstreamConnection], key_digest: bytes = b""
     ) -> UpstreamConnection:
-        """A connection for `key_digest`, as of `FairQueue`, that `made` makes the protocol of. Raises `Broken`."""
-        # Whoever waits for its turn is not waiting for the upstream: the deadline begins after it.
+        """Open a connection whose protocol `made` makes. Raises `Broken`. `key_digest` is as in `FairQueue`."""
+        # Waiting for a turn is not waiting for the upstream: the deadline starts after it.
         await self._turns.wait(key_digest)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -118,7 +111,7 @@ class Dialler:
         try:
             return await self._names.addresses(origin.host, origin.port)
         except (OSError, UnicodeError) as error:
-            # The second for what cannot be put to a name service at all.
+            # UnicodeError: the name cannot be put to a name service at all.
             raise Broken(BreakKind.DNS, str(error), getattr(error, "errno", None)) from None
 
     async def _first_of(
@@ -133,7 +126,7 @@ class Dialler:
             except TimeoutError:
                 raise
             except OSError as error:
-                # Its traceback holds this frame, which holds the list: a circle.
+                # Its traceback holds this frame, which holds the list: a reference cycle.
                 errors.append(error.with_traceback(None))
         raise Broken(BreakKind.CONNECT_REFUSED, "; ".join(map(str, errors)), _common_errno(errors))
 
@@ -156,13 +149,13 @@ class Dialler:
         return connection
 
     async def _reach(self, opened: socket.socket, where: tuple[str, int] | tuple[str, int, int, int]) -> None:
-        """As the loop's `sock_connect`, which asks for addresses of addresses: a third of what a dial costs.
+        """Connect the socket. Raises `OSError`.
 
-        Raises `OSError`.
+        The loop's `sock_connect` would resolve the address once more, a third of the cost of a dial.
         """
         started_s = self._cpu_s()
         number = opened.connect_ex(where)
-        self._turns.per_turn = 1 if self._cpu_s() - started_s >= _DEAR_S else _DIALS_PER_TURN
+        self._turns.per_turn = 1 if self._cpu_s() - started_s >= _SLOW_CONNECT_S else _DIALS_PER_TURN
         if number in _UNDER_WAY:
             ended = self._loop.create_future()
             self._loop.add_writer(opened, _wake, ended)
@@ -179,10 +172,10 @@ class Dialler:
         return list(found)
 
 
-# The operator's upstreams: few, and each dialled for every sample of a wave.
+# Upstreams are few, and each is dialled for every sample of a wave.
 @lru_cache(maxsize=256)
 def _literal(host: str, port: int) -> AddrInfoType | None:
-    """An address that needs no asking."""
+    """Return the address if `host` is one, and None for a name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -198,6 +191,6 @@ def _wake(ended: asyncio.Future[None]) -> None:
 
 
 def _common_errno(errors: list[OSError]) -> int | None:
-    """A name is refused when all its addresses refuse."""
+    """Return the errno that all addresses of a name failed with, if it is one."""
     numbers = {error.errno for error in errors}
     return numbers.pop() if len(numbers) == 1 else None

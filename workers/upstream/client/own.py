@@ -1,13 +1,12 @@
-"""The samples' way out: an HTTP/1.1 client that does what forwarding needs, and nothing else.
+"""Our own adapter of the client port, and the default: an HTTP/1.1 client that does what forwarding needs, no more.
 
-aiohttp's client costs 2.5 to 2.9 times as much CPU (docs/performance.md), a fifth of a whole small sample's;
-everything else that goes out (questions, what is passed through) is aiohttp's. Both take their sockets from the
-connector's factory.
+aiohttp's client costs 2.5 to 2.9 times as much CPU (docs/performance.md), a fifth of a whole small sample's. Questions
+about upstreams and what is passed through go by aiohttp. All take their sockets from the connector's factory.
 
-A connection counts against the limits from before it is opened until it has ended. Who finds no room waits, for each
-origin in a line of its own, in which keys take turns; a connection that becomes free goes to whoever waits before it
-becomes idle. Where the limit on all connections is what keeps an origin waiting, another closes an idle one for it, or
-one of its share; a place that is free goes to origins in turn.
+A connection counts against the limits from before it is opened until it has ended. A request that finds no room waits:
+each origin has a queue of its own, in which keys take turns, and a connection that becomes free goes to the queue
+before it becomes idle. Where the limit on all connections keeps an origin waiting, another origin closes an idle
+connection for it, or gives up one of its share; a free place goes to the origins in turn.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from workers.upstream.client.connection import UpstreamConnection
 from workers.upstream.client.port import Broken
 
 if TYPE_CHECKING:
-    from workers.upstream.client.dial import Dialler, Origin
-    from workers.upstream.client.port import Exchange, Reply
+    from workers.upstream.client.dial import Dialler
+    from workers.upstream.client.port import Exchange, Origin, Reply
 
-# How often deadlines are looked at, as a share of the shortest of them: a keep-alive of 4 s ends before vLLM's 5.0 s.
+# How often deadlines are checked, as a share of the shortest of them: a keep-alive of 4 s ends before vLLM's 5.0 s.
 _SWEEPS_PER_DEADLINE: Final = 8
 _SWEEP_AT_MOST_S: Final = 1.0
 _SWEPT_AT_ONCE: Final = 500
-# In one system call, of what is not read into its place.
+# Read in one system call, except for long bodies, which are read in place.
 _READ_BYTES: Final = 256 * 1024
 
 
@@ -42,15 +41,17 @@ class _Pool:
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
-        # Opened, or being opened.
+        # Counts connections that are being opened, too.
         self.open = 0
-        # In the order in which they became idle; the value is the loop's time of that.
+        # The loop's time at which each became idle, the oldest first.
         self.idle: dict[UpstreamConnection, float] = {}
-        # Each gets a connection, or None for the right to open one.
+        # Each future gets a connection, or None for the right to open one.
         self.waiting: FairQueue[asyncio.Future[UpstreamConnection | None]] = FairQueue()
 
 
-class UpstreamClient:
+class OwnClient:
+    """Implements `UpstreamClient`."""
+
     def __init__(
         self,
         dialler: Dialler,
@@ -61,7 +62,7 @@ class UpstreamClient:
         read_timeout_s: float,
         largest_reply_bytes: int,
     ) -> None:
-        """Limits of 0 are none. `read_timeout_s`: between two reads; with vLLM's single reply, of a generation."""
+        """A limit of 0 is no limit. `read_timeout_s` runs from sending a request to the end of its reply."""
         self._dialler = dialler
         self._limit = limit
         self._limit_per_origin = limit_per_origin
@@ -69,10 +70,10 @@ class UpstreamClient:
         self._largest_reply_bytes = largest_reply_bytes
         self._loop = asyncio.get_running_loop()
         self._scratch = memoryview(bytearray(_READ_BYTES))
-        # In the order of their next turns at a place that the limit on all connections leaves.
+        # In the order in which they get the next place that the limit on all connections leaves.
         self._pools: OrderedDict[Origin, _Pool] = OrderedDict()
         self._open = 0
-        # Of these, how many were closed for another origin and have not ended yet.
+        # Those that were closed for another origin and have not ended yet.
         self._making_room: set[UpstreamConnection] = set()
         self._connections: set[UpstreamConnection] = set()
         self._reading: Watchlist[UpstreamConnection] = Watchlist(read_timeout_s)
@@ -82,27 +83,27 @@ class UpstreamClient:
     def __repr__(self) -> str:
         idle = sum(len(pool.idle) for pool in self._pools.values())
         waiting = sum(len(pool.waiting) for pool in self._pools.values())
-        return f"<UpstreamClient {self._open} open, {idle} idle, {waiting} waiting>"
+        return f"<OwnClient {self._open} open, {idle} idle, {waiting} waiting>"
 
     async def send(self, origin: Origin, head: bytes, body: bytes, exchange: Exchange) -> Reply:
-        """One request, whose head and body these are, and its reply.
-
-        Raises `Broken`. Cancelling closes the connection.
-        """
+        """Send one request and return its reply; see `UpstreamClient`."""
         pool = self._pools.get(origin) or self._pools.setdefault(origin, _Pool(origin))
         connection = self._idle(pool) or await self._opened(pool, exchange.key_digest)
         reply = connection.start(head, body)
-        exchange.sent(reply)
+        exchange.sent(reply, connection)
         self._reading.add(connection, self._loop.time())
         self._sweep_later()
         try:
-            return await reply
+            received = await reply
+            if (why := exchange.refusal(received)) is not None:
+                connection.abort()
+                raise Broken(BreakKind.ANOTHERS_REPLY, why)
+            return received
         finally:
             self._reading.discard(connection)
             self._give_back(pool, connection)
 
-    def close(self) -> None:
-        """End all connections. Nothing may be sent any more."""
+    async def close(self) -> None:
         if self._sweeper is not None:
             self._sweeper.cancel()
         for connection in list(self._connections):
@@ -111,12 +112,13 @@ class UpstreamClient:
     # -- getting a connection
 
     def _idle(self, pool: _Pool) -> UpstreamConnection | None:
-        """The one that was used last: those beneath it may age until they are closed."""
+        """Return the connection that was used last, so that the others may age until they are closed."""
         now_s = self._loop.time()
         while pool.idle:
             connection, since_s = pool.idle.popitem()
-            # A POST that meets a closing connection is lost, which is worth a system call to find out before.
-            if now_s - since_s < self._keep_alive_s and connection.is_open and not connection.has_news():
+            # A POST that meets a closing connection is lost, and a reply that nobody asked for would be taken for the
+            # next one: worth a system call.
+            if now_s - since_s < self._keep_alive_s and connection.is_open and not connection.has_unread_bytes():
                 return connection
             connection.abort()
         return None
@@ -135,12 +137,12 @@ class UpstreamClient:
         except BaseException:
             self._freed(pool)
             raise
-        # From here on its place is free when it has ended, and not before.
+        # From here on `_lost` gives its place back.
         self._connections.add(connection)
         return connection
 
     async def _handed(self, pool: _Pool, key_digest: bytes) -> UpstreamConnection | None:
-        """A connection that somebody gave back, or None for a place to open one at."""
+        """Wait for a connection that is given back; return None for the right to open one instead."""
         while True:
             waiter: asyncio.Future[UpstreamConnection | None] = self._loop.create_future()
             pool.waiting.add(key_digest, waiter)
@@ -150,7 +152,7 @@ class UpstreamClient:
             except asyncio.CancelledError:
                 pool.waiting.discard(key_digest, waiter)
                 if waiter.done() and not waiter.cancelled():
-                    # It was given in the turn in which we were cancelled: somebody else waits for it.
+                    # It was given in the same turn of the loop as we were cancelled: pass it on.
                     self._refuse(pool, waiter.result())
                 raise
             if connection is None or connection.is_open:
@@ -169,7 +171,7 @@ class UpstreamClient:
 
     def _give_back(self, pool: _Pool, connection: UpstreamConnection) -> None:
         if not connection.is_reusable:
-            # Its place is free when it has ended: `_lost`.
+            # `_lost` frees its place.
             connection.abort()
         elif self._owes_place(pool):
             self._make_room(pool, connection)
@@ -187,14 +189,14 @@ class UpstreamClient:
             self._freed(pool)
 
     def _freed(self, pool: _Pool) -> None:
-        """A place for a connection is free: for who waits for this origin, or for another where that was all."""
+        """Give a free place to a request that waits for this origin, or for another if the common limit held it up."""
         self._count(pool, -1)
         for other in self._pools.values() if self._limit else (pool,):
             if self._has_room(other) and (waiter := _first(other.waiting)) is not None:
                 self._count(other, 1)
                 waiter.set_result(None)
                 self._pools.move_to_end(other.origin)
-                # Who waited for the limit of its origin may wait for the other one now.
+                # A request held up by its origin's limit may be held up by the common limit now.
                 self._close_idle()
                 return
 
@@ -202,13 +204,13 @@ class UpstreamClient:
         return (not self._limit or self._open < self._limit) and self._own_room(pool) > 0
 
     def _own_room(self, pool: _Pool) -> int:
-        """By the limit of its origin alone."""
+        """Return how many places the limit of its origin leaves."""
         return self._limit_per_origin - pool.open if self._limit_per_origin else 1 + len(pool.waiting)
 
     # -- between origins, where the limit on all connections is reached
 
     def _close_idle(self) -> None:
-        """The oldest, if another origin waits for nothing but its place."""
+        """Close the oldest idle connection if another origin waits for nothing but its place."""
         if not self._limit or self._open < self._limit:
             return
         resting = [pool for pool in self._pools.values() if pool.idle]
@@ -217,9 +219,10 @@ class UpstreamClient:
             self._make_room(oldest, next(iter(oldest.idle)))
 
     def _owes_place(self, pool: _Pool) -> bool:
-        """Whether others wait for more places than are coming free, and `pool` has more than its share of them.
+        """Return whether others wait for more places than are becoming free and `pool` has more than its share.
 
-        Without a queue of its own it needs none. With one it owes as many as make both even, and one to who has none.
+        A pool without a queue owes all that others want. One with a queue owes as many as make both even, and at least
+        one to an origin that has none.
         """
         if not self._limit or self._open < self._limit:
             return False
@@ -260,7 +263,7 @@ class UpstreamClient:
     def _close_aged(self, pool: _Pool, now_s: float) -> None:
         while pool.idle:
             connection = next(iter(pool.idle))
-            # Until the next sweep it must not become too old.
+            # It must not become too old before the next sweep.
             if now_s - pool.idle[connection] < self._keep_alive_s - self._sweep_s:
                 return
             del pool.idle[connection]
@@ -270,7 +273,7 @@ class UpstreamClient:
 def _first(
     waiting: FairQueue[asyncio.Future[UpstreamConnection | None]],
 ) -> asyncio.Future[UpstreamConnection | None] | None:
-    """Whose turn it is, and who has not gone away."""
+    """Take the next request that still waits."""
     while waiting:
         waiter = waiting.take()
         if not waiter.done():

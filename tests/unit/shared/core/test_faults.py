@@ -193,6 +193,7 @@ BREAKS = {
     BreakKind.READ_TIMEOUT: (AMBIGUOUS, False),
     BreakKind.BODY_CUT: (AMBIGUOUS, False),
     BreakKind.NOT_HTTP: (AMBIGUOUS, False),
+    BreakKind.ANOTHERS_REPLY: (FaultClass.WRONG_REPLY, False),
 }
 
 

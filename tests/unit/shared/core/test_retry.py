@@ -31,6 +31,8 @@ def waits_until_the_end(kind: FaultClass, policy: Policy) -> tuple[int, Fail | O
     [
         (FaultClass.REFUSED, POLICY, 0, Fail),
         (FaultClass.AMBIGUOUS, POLICY, 0, Fail),
+        (FaultClass.WRONG_REPLY, POLICY, 1, Fail),
+        (FaultClass.WRONG_REPLY, replace(POLICY, max_reexecutions=0), 0, Fail),
         (FaultClass.AMBIGUOUS, replace(POLICY, retry_ambiguous=True), 1, Fail),
         (FaultClass.AMBIGUOUS, replace(POLICY, retry_ambiguous=True, max_reexecutions=3), 3, Fail),
         (FaultClass.INTERRUPTED, POLICY, 1, Orphan),

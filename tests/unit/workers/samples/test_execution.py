@@ -36,7 +36,7 @@ async def test_a_result_is_encoded_and_counted() -> None:
     assert bench.counters.tokens_sampled == 8
     assert bench.counters.attempts == 1
     assert bench.counters.reexecutions == 0
-    assert bench.forwarder.parties == [b"K"], "it waits in its key's turn (E4)"
+    assert bench.forwarder.key_digests == [b"K"], "it waits in its key's turn (E4)"
 
 
 @pytest.mark.parametrize(("n", "state"), [(4, State.READY), (5, State.FAILED)])
