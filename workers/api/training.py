@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shared.http.request import Request
     from workers.api.replies import Reply
     from workers.parts import WorkerParts
-    from workers.passing.training_server import Outgoing, Told, TrainingServer
+    from workers.passing.training_server import Outgoing, TrainerReply, TrainingServer
 
 # The SDK waits 10 s for a heartbeat, of which the store may have 2.
 _HEARTBEAT_S: Final = 7.0
@@ -159,7 +159,7 @@ async def _poll_saved(
         async with while_connected(request.connection), trainer.held(_hold_s(parts)):
             async with trainer.exchange(trainer.whole(request, body)) as response:
                 _require_calm(response.status)
-                told = await trainer.told(response)
+                told = await trainer.read(response)
                 return await _learned(request, trainer, told, future)
     except _TROUBLE as error:
         raise _busy(parts, error) from None
@@ -167,7 +167,9 @@ async def _poll_saved(
         return _still_running(call)
 
 
-async def _learned(request: Request, trainer: TrainingServer, told: Told, future: TrainerFuture) -> Reply | Streamed:
+async def _learned(
+    request: Request, trainer: TrainingServer, told: TrainerReply, future: TrainerFuture
+) -> Reply | Streamed:
     """The result, with an id of ours for a sampling session that was born there."""
     result = wire.saved(told.body) if told.status == 200 else None
     if result is None or result.sampling_session_id is None:
@@ -206,7 +208,9 @@ def _still_running(call: calls.RetrieveFuture) -> Reply:
     return replies.answer(Answer.TRY_AGAIN, calls.try_again(call.request_id, "active", None))
 
 
-async def _ask(parts: WorkerParts, request: Request, outgoing: Outgoing, timeout_s: float | None = None) -> Told:
+async def _ask(
+    parts: WorkerParts, request: Request, outgoing: Outgoing, timeout_s: float | None = None
+) -> TrainerReply:
     parts.counters.training_requests += 1
     trainer = trainer_of(parts)
     try:
@@ -216,7 +220,7 @@ async def _ask(parts: WorkerParts, request: Request, outgoing: Outgoing, timeout
         raise
 
 
-def _passed_back(told: Told, body: bytes | None = None) -> Streamed:
+def _passed_back(told: TrainerReply, body: bytes | None = None) -> Streamed:
     """The trainer's answer as the reply, with another body if one is given."""
 
     async def run(send: Send) -> None:

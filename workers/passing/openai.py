@@ -1,7 +1,7 @@
-"""Passing OpenAI's requests to the upstreams: the same choice, limits and source IP as for samples, and streams.
+"""Pass OpenAI's requests on to the upstreams: the same choice, limits and source IP as for samples, and streams.
 
-A request is sent again only when it was never executed, and before the client has got a byte; for that the whole
-request is kept. What may have run is not repeated: nobody would tell the client that it ran twice.
+A request is sent again only if it was never executed and the client has not received a byte; the whole request is kept
+for that. A request that may have run is not repeated, since the client would never know that it ran twice.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from workers.upstream.pool import UpstreamPool
     from workers.upstream.upstream import Upstream
 
-# OpenAI's clients give up after 600 s, and repeat what is answered with 429 or 503 by themselves.
+# OpenAI's clients give up after 600 s, and repeat requests that were answered with 429 or 503.
 LONGEST_WAIT_S: Final = 60.0
-# What is wrong between us and the upstream, and none of the client's business.
+# Statuses that concern the operator, not the client.
 _OPERATORS: Final = frozenset({401, 403})
 
 
 class _Broken(Exception):
-    """An exchange that gave no reply, or broke off in it."""
+    """An exchange that had no reply, or one that broke off."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)
@@ -50,7 +50,7 @@ class _Broken(Exception):
 
 
 class _Passed(Exchange):
-    """A request under way. Whoever breaks it off cancels the task that serves it."""
+    """A request under way. Breaking it off cancels the task that serves it."""
 
     __slots__ = ("_task", "broken")
 
@@ -66,6 +66,8 @@ class _Passed(Exchange):
 
 
 class OpenAiProxy:
+    """Passes requests of OpenAI's API on to upstreams."""
+
     def __init__(
         self,
         pool: UpstreamPool,
@@ -76,7 +78,7 @@ class OpenAiProxy:
         rng_unit: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`wait_s`: how long a request that no upstream takes is tried again."""
+        """Try a request that no upstream takes again for `wait_s`."""
         self._pool = pool
         self._session = session
         self._counters = counters
@@ -86,9 +88,9 @@ class OpenAiProxy:
         self._sleep = sleep
 
     async def pass_on(self, request: Request, path: str, body: bytes, model_name: str, send: Send) -> None:
-        """Send the reply of an upstream that serves `model_name` (its own name for it).
+        """Send the reply of an upstream that serves `model_name` (the upstream's name of the model).
 
-        Raises `UpstreamUnavailable` or `UpstreamBroke` before anything was sent, and `ClientGone`, `ReplyBroken`.
+        Raises `UpstreamUnavailable` or `UpstreamBroke` before anything was sent, `ClientGone`, and `ReplyBroken`.
         """
         budget = retry.Budget()
         avoid: Upstream | None = None
@@ -101,7 +103,7 @@ class OpenAiProxy:
                 budget = await self._wait(upstream, fault, budget)
 
     async def _wait(self, upstream: Upstream, fault: Fault, budget: retry.Budget) -> retry.Budget:
-        """Pause before the next attempt, if there may be one; raises what the client is told otherwise."""
+        """Pause before the next attempt. If there may be none, raise what the client gets."""
         self._failed(upstream, fault)
         decision = retry.decide(fault, budget, self._policy, self._clock.monotonic_s(), self._rng_unit())
         if isinstance(decision, retry.Wait):
@@ -112,7 +114,7 @@ class OpenAiProxy:
         raise UpstreamBroke("the upstream did not answer; its request may have been executed")
 
     async def _attempt(self, request: Request, upstream: Upstream, path: str, body: bytes, send: Send) -> Fault | None:
-        """None when the client has got the reply, or else why this upstream gave none."""
+        """Return None once the client has the reply, or why this upstream gave none."""
         self._counters.attempts += 1
         upstream.sent += 1
         begun = False
@@ -139,7 +141,7 @@ class OpenAiProxy:
         self._pool.failed(upstream, fault)
 
     async def _refused(self, upstream: Upstream, response: aiohttp.ClientResponse, send: Send) -> Fault | None:
-        """What is not a 200 is the client's to read, unless it may be sent again or is between us and the upstream."""
+        """Pass a refusal on to the client, unless the request may be sent again or it concerns the operator."""
         body, _ = await collect(response)
         fault = classify_reply(response.status, body, response.headers)
         if fault.kind is FaultClass.NEVER_EXECUTED:
@@ -155,7 +157,7 @@ class OpenAiProxy:
     async def _exchange(
         self, request: Request, upstream: Upstream, path: str, body: bytes
     ) -> AsyncIterator[tuple[Exchange, aiohttp.ClientResponse]]:
-        """The reply, its body still to be read; the connection is closed with the block unless it was read whole.
+        """Yield the reply, whose body is still to be read. The block's end closes the connection unless it was read.
 
         Raises `_Broken`.
         """
@@ -172,7 +174,7 @@ class OpenAiProxy:
                 response.close()
         except asyncio.CancelledError:
             upstream.cut_off(exchange, self._clock.monotonic_s())
-            # The client may have gone in the same turn: then that is the cancel that counts.
+            # The client may have gone in the same turn of the loop; then that cancel counts.
             if exchange.broken is None or task.uncancel():
                 raise
             raise _Broken(classify_break(exchange.broken, upstream.url)) from None

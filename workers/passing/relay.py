@@ -1,11 +1,11 @@
-"""Passing a request on and its reply back, holding neither whole: for training servers and for OpenAI's API.
+"""Pass a request on and its reply back, holding neither whole: for training servers and for OpenAI's API.
 
-Back-pressure is the transports' own. A body is asked for piece by piece when the upstream's socket has room, and the
-server below stops reading from the client meanwhile; a reply is read on when the client's socket has room. So an
-exchange holds a few buffers of 64 KiB whatever it carries.
+Back-pressure is that of the transports. The next piece of a body is requested when the upstream's socket has room, and
+meanwhile the server stops reading from the client; a reply is read on when the client's socket has room. So an exchange
+holds a few buffers of 64 KiB, whatever its size.
 
-When the client goes, the task that serves it is cancelled, which closes the upstream connection. While reading from
-the client is paused its leaving cannot be seen, so an upstream that stops taking a body is left at its own deadline.
+When the client leaves, the task that serves it is cancelled, which closes the upstream connection. While reading from
+the client is paused this cannot be seen, so an upstream that stops reading a body is dropped at its own deadline.
 
 A reply that breaks off in the middle must not look whole: the client's connection is cut.
 """
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from shared.http.peer import Connection
     from shared.wire.passing import Header
 
-# An error's text is a sentence. It is collected to be given a length: the SDK takes a 400 without one for a proxy's.
+# An error is a sentence. It is collected to get a length: the SDK takes a 400 without a length for a proxy's.
 _COLLECTED_BYTES: Final = 64 * 1024
 BROKEN: Final = (aiohttp.ClientError, OSError, ValueError)
 
 
 @asynccontextmanager
 async def while_connected(client: Connection) -> AsyncIterator[None]:
-    """The block is cancelled when the client goes away. Raises `ClientGone` then."""
+    """Cancel the block and raise `ClientGone` when the client goes away."""
     task = asyncio.current_task()
     assert task is not None
     gone = False
@@ -52,17 +52,17 @@ async def while_connected(client: Connection) -> AsyncIterator[None]:
         finally:
             client.remove_lost_callback(lost)
             if gone:
-                # It may have gone after the block's last await: the cancel is taken here, not by whoever awaits next.
+                # It may have gone after the block's last await: take the cancel here, not at the caller's next await.
                 await asyncio.sleep(0)
     except asyncio.CancelledError:
-        # Another cancel may have come in the same turn: it is the one that counts.
+        # Another cancel in the same turn of the loop counts more.
         if not gone or task.uncancel():
             raise
         raise ClientGone("the client went away") from None
 
 
 async def body_pieces(receive: Receive) -> AsyncIterator[bytes]:
-    """The request's body as it comes. Raises `BodyIncomplete` when the client goes away."""
+    """Yield the request's body as it comes. Raises `BodyIncomplete` when the client goes away."""
     more = True
     while more:
         message = await receive()
@@ -74,7 +74,7 @@ async def body_pieces(receive: Receive) -> AsyncIterator[bytes]:
 
 
 async def relay(response: aiohttp.ClientResponse, headers: Iterable[Header], send: Send) -> None:
-    """Send the reply on as it comes. `headers`: as the client gets them. Raises `ReplyBroken` when it breaks off."""
+    """Send the reply on as it comes, with the client's `headers`. Raises `ReplyBroken` when it breaks off."""
     headers = list(headers)
     head = b""
     if response.status >= 400 and not _has_length(headers):
@@ -97,7 +97,7 @@ async def _relay_body(response: aiohttp.ClientResponse, send: Send) -> None:
 
 
 async def collect(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
-    """The first bytes of a body, and whether they are all of it. What breaks off here breaks off again later."""
+    """Return the first bytes of a body, and whether they are all. If it breaks off here, the next read raises again."""
     parts: list[bytes] = []
     size_bytes = 0
     try:

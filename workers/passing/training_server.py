@@ -1,7 +1,7 @@
-"""The training server of `--training-upstream`, as the routes of one worker reach it.
+"""The client of the training server (`--training-upstream`).
 
-Nothing is sent to it twice. A request that it cannot have received is a 503, one that it may have executed a 502: the
-SDK repeats both after a pause, with the same sequence number, as it would without a gateway in between.
+Nothing is sent twice. A request that the server cannot have received becomes a 503, one that it may have executed a
+502. The SDK repeats both after a pause, with the same sequence number, as it would without a gateway in between.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Sessions and promises are some hundred bytes. What is read whole must not fill the worker.
+# Sessions and promises take some hundred bytes. A reply that is read whole must not fill the worker.
 _LARGEST_ANSWER_BYTES: Final = 1024 * 1024
 # Below the 60 s that the SDK waits for these.
 ANSWER_S: Final = 55.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A whole answer of the training server; `headers` are those that the client may have."""
+class TrainerReply:
+    """A whole reply of the training server. `headers` are those that the client may have."""
 
     status: int
     headers: list[Header]
@@ -64,7 +64,7 @@ class Outgoing:
 
 
 class TrainingServer:
-    """`api_key` is the operator's, sent in place of the client's own; `forward_key` sends that one."""
+    """Sends requests to the training server with the operator's `api_key`, or with `forward_key` the client's own."""
 
     def __init__(
         self, base_url: str, session: aiohttp.ClientSession, *, api_key: str | None = None, forward_key: bool = False
@@ -79,29 +79,29 @@ class TrainingServer:
     # -- requests
 
     def as_it_comes(self, request: Request) -> Outgoing:
-        """The client's request, whose body is still to be received. Raises `BadRequest`."""
+        """Make a request of the client's, whose body is still to be received. Raises `BadRequest`."""
         arriving = request.scope()["headers"]
         has_body = not {b"content-length", b"transfer-encoding"}.isdisjoint(name for name, _ in arriving)
         body = body_pieces(request.receive) if has_body else None
         return Outgoing(request.scope()["method"], self._target(request), self._headers(request), body)
 
     def whole(self, request: Request, body: bytes | None = None) -> Outgoing:
-        """The client's request with a body that is here: its own unless another is given. Raises `BadRequest`.
+        """Make a request of the client's with its whole body, or with `body`. Raises `BadRequest`.
 
-        The answer is asked for without compression: it is for us to read.
+        The reply must not be compressed, since it is read here.
         """
         headers = self._headers(request, b"content-length", b"content-encoding", b"accept-encoding")
         sent = request.body if body is None else body
         return Outgoing(request.scope()["method"], self._target(request), headers, sent)
 
     def sampler(self, request: Request, sampler_id: str) -> Outgoing:
-        """What a sampling session of the trainer samples from, asked in the name of the client."""
+        """Ask, in the name of the client, what a sampling session of the trainer samples from."""
         target = URL(f"{self._base_url}/api/v1/samplers/{quote(sampler_id, safe=':')}", encoded=True)
         headers = self._headers(request, b"content-length", b"content-type", b"content-encoding", b"accept-encoding")
         return Outgoing("GET", target, headers, None)
 
     def weights(self, request: Request, path: str) -> Outgoing:
-        """What is known of saved weights, asked in the name of the client."""
+        """Ask, in the name of the client, what is known of saved weights."""
         target = URL(f"{self._base_url}/api/v1/weights_info", encoded=True)
         headers = self._headers(request, b"content-length", b"content-encoding", b"accept-encoding")
         return Outgoing("POST", target, headers, msgspec.json.encode({"tinker_path": path}))
@@ -127,7 +127,7 @@ class TrainingServer:
 
     @asynccontextmanager
     async def exchange(self, outgoing: Outgoing) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The reply, its body still to be read; the connection is closed with the block unless it was read whole.
+        """Yield the reply, whose body is still to be read. The block's end closes the connection unless it was read.
 
         Raises `UpstreamUnavailable`, `UpstreamBroke`.
         """
@@ -150,21 +150,21 @@ class TrainingServer:
             raise _trouble(error) from None
 
     async def pass_on(self, request: Request, outgoing: Outgoing, send: Send) -> None:
-        """The reply as it comes. Raises as `exchange` before it has sent anything, `ClientGone` and `ReplyBroken`."""
+        """Send the reply on as it comes. Raises as `exchange` before the first byte, `ClientGone` and `ReplyBroken`."""
         async with while_connected(request.connection), self.exchange(outgoing) as response:
             await relay(response, self.headers_for_client(response), send)
 
-    async def ask(self, request: Request, outgoing: Outgoing, timeout_s: float = ANSWER_S) -> Told:
-        """The whole answer. Raises as `exchange`, and `ClientGone`."""
+    async def ask(self, request: Request, outgoing: Outgoing, timeout_s: float = ANSWER_S) -> TrainerReply:
+        """Return the whole reply. Raises as `exchange`, and `ClientGone`."""
         try:
             async with while_connected(request.connection), asyncio.timeout(timeout_s):
                 async with self.exchange(outgoing) as response:
-                    return await self.told(response)
+                    return await self.read(response)
         except TimeoutError:
             raise UpstreamBroke(f"the training server did not answer within {timeout_s:g} s") from None
 
-    async def told(self, response: aiohttp.ClientResponse) -> Told:
-        """The rest of a reply, read whole. Raises `UpstreamBroke`."""
+    async def read(self, response: aiohttp.ClientResponse) -> TrainerReply:
+        """Read the rest of a reply. Raises `UpstreamBroke`."""
         body = bytearray()
         try:
             while len(body) <= _LARGEST_ANSWER_BYTES and (piece := await response.content.readany()):
@@ -173,7 +173,8 @@ class TrainingServer:
             raise _trouble(error) from None
         if len(body) > _LARGEST_ANSWER_BYTES:
             raise UpstreamBroke("the training server's answer is larger than any answer to this request should be")
-        return Told(response.status, passing.without(self.headers_for_client(response), b"content-length"), bytes(body))
+        headers = passing.without(self.headers_for_client(response), b"content-length")
+        return TrainerReply(response.status, headers, bytes(body))
 
     def headers_for_client(self, response: aiohttp.ClientResponse) -> list[Header]:
         return [
@@ -185,7 +186,7 @@ class TrainingServer:
 
     @asynccontextmanager
     async def held(self, hold_s: float) -> AsyncIterator[asyncio.Timeout]:
-        """The block raises `TimeoutError` after `hold_s`, and when this worker drains."""
+        """Raise `TimeoutError` in the block after `hold_s`, and when this worker drains."""
         async with asyncio.timeout(hold_s) as timeout:
             self._held.add(timeout)
             try:
@@ -194,7 +195,7 @@ class TrainingServer:
                 self._held.discard(timeout)
 
     def release(self, held: asyncio.Timeout) -> None:
-        """Its result has begun to arrive: it is sent to its end."""
+        """Let a poll run to its end: its result has begun to arrive."""
         held.reschedule(None)
         self._held.discard(held)
 
@@ -208,7 +209,7 @@ class TrainingServer:
 
 
 def _trouble(error: BaseException) -> UpstreamUnavailable | UpstreamBroke:
-    """What became of a request, in words that name no address behind us; the log has those."""
+    """Return what became of a request, in words that name no address behind the gateway; the log has the address."""
     fault = fault_of(error, "training server")
     log.debug("training server failed", extra={"error": fault.message})
     if fault.kind is FaultClass.NEVER_EXECUTED:

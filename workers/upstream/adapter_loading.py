@@ -1,11 +1,11 @@
-"""Getting one adapter into one upstream: by one worker at a time, of all workers of all hosts.
+"""Load one adapter into one upstream. Of all workers of all hosts, one at a time does it.
 
-    look     the upstream lists it: done
-    lock     (adapter, upstream) in the store, with a lease; whoever has to wait looks again meanwhile
-    load     POST /v1/load_lora_adapter; "already loaded" is as good
-    look     what it lists now is what samples are sent by
+    look     does the upstream list it? then it is done
+    lock     (adapter, upstream) in the store, with a lease; a worker that has to wait looks again meanwhile
+    load     POST /v1/load_lora_adapter; "already loaded" counts as loaded
+    look     samples go by what the upstream lists now
 
-While the store is away nobody waits for a lock: loading twice does no harm, vLLM refuses the second.
+While the store is down nobody waits for a lock: loading twice does no harm, since vLLM refuses the second time.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Gigabytes over a network file system; beyond it the upstream hangs.
+# Enough for gigabytes over a network file system. An upstream that takes longer hangs.
 _LOAD_TIMEOUT_S: Final = 300.0
-# A worker that died while it loaded holds others up for so long.
+# A worker that died while it loaded holds the others up for this long.
 _LOCK_S: Final = 15.0
 _RENEW_EVERY_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.25
 
 
 class AdapterLoader:
+    """Loads adapters into upstreams, under locks in the store."""
+
     def __init__(
         self,
         pool: UpstreamPool,
@@ -51,7 +53,7 @@ class AdapterLoader:
         wait_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`wait_s`: how long it is worth trying again when an upstream says that it cannot."""
+        """Use `wait_s` as the time for which a sample tries again after an upstream refused to load its adapter."""
         self._wait_s = wait_s
         self._pool = pool
         self._forwarder = forwarder
@@ -61,7 +63,7 @@ class AdapterLoader:
         self._sleep = sleep
 
     async def load(self, adapter: Adapter, upstream: Upstream, *, listed_in_vain: bool = False) -> Fault | None:
-        """None: the upstream has it. `listed_in_vain`: its list has it, and it refused a sample of it all the same."""
+        """Load an adapter; return None or the fault. `listed_in_vain`: it is listed, but a sample of it was refused."""
         if not listed_in_vain and await self._lists(adapter, upstream):
             return None
         lock = lock_name(adapter, upstream)
@@ -101,7 +103,7 @@ class AdapterLoader:
         if isinstance(answer, Fault):
             if answer.upstream_down:
                 self._pool.broke(upstream)
-            # Nothing of a sample was executed, whatever became of the question.
+            # No sample was executed, whatever became of this request.
             return Fault(FaultClass.NEVER_EXECUTED, f"adapter {adapter.path}: {answer.message}")
         return classify_load(*answer, adapter.path, self._wait_s)
 
@@ -115,9 +117,9 @@ class AdapterLoader:
         try:
             await self._store.release_lock(lock, self._owner)
         except StoreError as error:
-            log.debug("lock is left to lapse", extra={"error": str(error)})
+            log.debug("the lock is left to expire", extra={"error": str(error)})
 
 
 def lock_name(adapter: Adapter, upstream: Upstream) -> str:
-    """For the store: neither a client's text nor an address belongs into a key."""
+    """Return the lock's name: a hash, since neither a client's text nor an address belongs into a store key."""
     return blake2b(f"{adapter.name}\0{upstream.url}".encode(), digest_size=16).hexdigest()

@@ -1,15 +1,15 @@
-"""Adapters where samples need them.
+"""Keep adapters loaded where samples need them.
 
-Two ways. With `--lora-path` the gateway loads an adapter into every upstream that would be asked for it, when it is
-first sampled, and again into one that lost it (a restart). Without, somebody else loads it, and samples wait for it.
-Either way a sample goes only to an upstream that lists its adapter.
+With `--lora-path` the gateway loads an adapter into every upstream that would be asked for it, when it is first
+sampled, and again into an upstream that lost it in a restart. Without the flag somebody else loads it, and samples wait
+for that. Either way a sample goes only to an upstream that lists its adapter.
 
-An adapter belongs to one base model. Which, an upstream tells that has the adapter, or whoever binds it; as soon as
-that is known, only upstreams that serve the base model are asked to load it (`adapter_bases.py`). Until then all are,
-one after the other where they serve different models, and refusals of some of them are nobody's trouble.
+An adapter belongs to one base model (`catalogue.AdapterBases`). Once the base model is known, only upstreams that serve
+it are asked to load the adapter. Until then all are asked, one after the other if they serve different models, and it
+does not matter that some refuse.
 
-What is loading is shared: however many samples wait, there is one task per adapter and upstream here, and one worker at
-a time that asks (`adapter_loading.py`).
+However many samples wait, there is one task per adapter and upstream here, and one worker at a time that asks
+(`adapter_loading.py`).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What an upstream has just refused it would refuse again; but files may become visible late on a network file system.
+# An upstream would refuse again at once; but files may become visible late on a network file system.
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 10.0
-# A refusal is remembered for its pause; a client that makes names up must not fill the memory with them.
+# A client that makes up names must not fill the memory with refusals.
 _REFUSALS_MAX: Final = 10_000
-# How long binding an adapter waits for files that are not there yet, and for all of it: below the SDK's 60 s.
+# How long binding an adapter waits for missing files, and how long in total: below the SDK's 60 s.
 _BIND_RETRIES_S: Final = 5.0
 _BIND_WAIT_S: Final = 45.0
-# Once one upstream has it, how long binding waits for the others: the first wave of samples should meet them all.
+# How long binding waits for the other upstreams once one has the adapter, so that the first wave of samples finds all.
 _OTHERS_WAIT_S: Final = 2.0
 
 
@@ -58,6 +58,8 @@ class _Refusal:
 
 
 class Adapters:
+    """Where each adapter is loaded, is being loaded, or was refused."""
+
     def __init__(
         self,
         pool: UpstreamPool,
@@ -66,7 +68,7 @@ class Adapters:
         wait_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`wait_s`: `--lora-wait`."""
+        """Let samples wait for their adapter for `wait_s` (`--lora-wait`)."""
         self._pool = pool
         self._loader = loader
         self._clock = clock
@@ -79,23 +81,23 @@ class Adapters:
     # -- for the routes
 
     async def bind(self, model: ModelRef, base_model: str | None = None) -> Target:
-        """What a new sampling session samples from; an adapter is loaded now. `base_model`: of an adapter, where known.
+        """Return what a new sampling session samples from. Loads an adapter, whose `base_model` may be given.
 
         Raises `NotFound` for an unknown model, run or checkpoint, `BadRequest` for an adapter that cannot be loaded,
-        `Overloaded` while no upstream can be asked.
+        and `Overloaded` while no upstream can be asked.
         """
         if model.model_path is not None:
             adapter = self._pool.catalogue.adapter(model.model_path)
             if base_model is not None:
-                self._pool.bases.tell(adapter.name, self._pool.catalogue.upstream_name(base_model))
+                self._pool.bases.report(adapter.name, self._pool.catalogue.upstream_name(base_model))
             if adapter.directory is not None:
                 await self._bring_in_time(adapter)
         return self._of_its_base(await self._pool.resolve(model))
 
     async def target(self, model: ModelRef) -> Target:
-        """Where samples of a session that was bound before go. Its adapter may be gone: its samples wait for it.
+        """Return where samples of an existing session go. If its adapter is gone, they wait for it.
 
-        Raises as `UpstreamPool.resolve` does for base models.
+        For a base model, raises as `UpstreamPool.resolve` does.
         """
         if model.model_path is None:
             return await self._pool.resolve(model)
@@ -131,8 +133,8 @@ class Adapters:
     # -- for the samples
 
     def ready(self, adapter: Adapter) -> bool:
-        """Whether an upstream that is awake has it. Where others lack it, loading begins in passing."""
-        fitting = [upstream for upstream in self._pool.awake() if self._fits(adapter, upstream)]
+        """Return whether an upstream that is up has the adapter. Starts loading it into those that lack it."""
+        fitting = [upstream for upstream in self._pool.up() if self._fits(adapter, upstream)]
         missing = [upstream for upstream in fitting if not self._pool.has(adapter.name, upstream)]
         if missing and adapter.directory is not None:
             for upstream in self._to_ask(adapter, missing):
@@ -140,7 +142,7 @@ class Adapters:
         return len(missing) < len(fitting)
 
     async def place(self, adapter: Adapter) -> Fault | None:
-        """Return when an upstream that is awake has it, or with why none has."""
+        """Wait until an upstream that is up has the adapter; return why none has it, or None."""
         if adapter.directory is None:
             return await self._wait_for_somebody(adapter)
         while not self.ready(adapter):
@@ -151,7 +153,7 @@ class Adapters:
         return None
 
     def lost(self, adapter: Adapter, upstream: Upstream, fault: Fault) -> Fault:
-        """This upstream refused a sample since it has no such model: what to make of that fault."""
+        """Note that an upstream refused a sample because it lacks the adapter; return the fault for the sample."""
         self._pool.forget(adapter.name, upstream)
         self._lost.add((adapter.name, upstream))
         return Fault(FaultClass.NEVER_EXECUTED, fault.message, Category.SERVER, wait_s=self._wait_s)
@@ -163,40 +165,40 @@ class Adapters:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _wait_for_somebody(self, adapter: Adapter) -> Fault | None:
-        """It is loaded by whoever loads adapters here: the upstreams are asked until it is there."""
+        # Somebody else loads adapters here.
         if self.ready(adapter):
             return None
         await self._pool.look_again()
         return None if self.ready(adapter) else self._missing(adapter)
 
     def _missing(self, adapter: Adapter) -> Fault:
-        # One that rests may have it: that is worth the wait for any upstream.
-        wait_s = None if self._pool.some_rest else self._wait_s
+        # An upstream that is down may have it, which is worth the wait for any upstream.
+        wait_s = None if self._pool.some_down else self._wait_s
         message = f"no upstream serves {adapter.path} (as model {adapter.name!r})"
         return Fault(FaultClass.NEVER_EXECUTED, message, Category.SERVER, wait_s=wait_s)
 
     # -- base models
 
     def _fits(self, adapter: Adapter, upstream: Upstream) -> bool:
-        """Whether it has the adapter, or may be asked for it: it serves its base model, or one of them is unknown."""
+        """Return whether the upstream has the adapter or may be asked to load it, as far as base models are known."""
         if self._pool.has(adapter.name, upstream):
-            return self._pool.bases.are_met(adapter.name, upstream)
+            return self._pool.bases.are_right(adapter.name, upstream)
         base = self._pool.bases.of(adapter.name)
         return base is None or self._pool.may_serve(base, upstream)
 
-    def _is_open(self, adapter: Adapter) -> bool:
-        """Whether nobody knows which of several base models it belongs to."""
+    def _has_unknown_base(self, adapter: Adapter) -> bool:
+        """Return whether the adapter may belong to any of several base models."""
         return self._pool.bases.of(adapter.name) is None and self._pool.bases_differ
 
     def _to_ask(self, adapter: Adapter, missing: list[Upstream]) -> list[Upstream]:
-        """One after the other, as long as any may be wrong: whoever takes it first decides."""
-        if not self._is_open(adapter):
+        """Return which upstreams to ask to load an adapter: one at a time while its base is unknown, else all."""
+        if not self._has_unknown_base(adapter):
             return missing
         if any(name == adapter.name for name, _ in self._loading):
             return []
         chosen = min(missing, key=lambda upstream: self._times_refused(adapter, upstream))
-        # Once all have refused it they rest together: the pause of the first may be over before the last was asked, and
-        # whoever waits for the last would wait for ever.
+        # Once all have refused it, they pause together. Otherwise the pause of the first would end before the last was
+        # asked, and a sample that waits for the last would wait for ever.
         is_new = self._times_refused(adapter, chosen) == 0
         return [chosen] if is_new or all(self._may_begin(adapter, upstream) for upstream in missing) else []
 
@@ -205,10 +207,10 @@ class Adapters:
         return refusal.times if refusal is not None else 0
 
     async def _still_fits(self, adapter: Adapter, upstream: Upstream) -> bool:
-        """The same, of an adapter that another worker may have loaded meanwhile, and so found out where it belongs."""
-        if self._is_open(adapter):
+        """Check `_fits` again: another worker may have loaded the adapter, and so found out its base model."""
+        if self._has_unknown_base(adapter):
             await self._pool.look_again()
-            if self._is_open(adapter):
+            if self._has_unknown_base(adapter):
                 return not self._pool.is_listed(adapter.name, beside=upstream)
         return self._fits(adapter, upstream)
 
@@ -231,8 +233,8 @@ class Adapters:
             else:
                 fault = self._missing(adapter)
         except Exception:
-            # A task boundary: who waits for it is owed a reason.
-            log.exception("loading broke", extra={"adapter": adapter.name, "upstream": upstream.url})
+            # A task boundary: the samples that wait for it need a reason.
+            log.exception("loading an adapter failed", extra={"adapter": adapter.name, "upstream": upstream.url})
             fault = self._missing(adapter)
         finally:
             del self._loading[place]
@@ -250,12 +252,12 @@ class Adapters:
             del self._refusals[next(iter(self._refusals))]
 
     def _loads(self, adapter: Adapter) -> list[asyncio.Task[None]]:
-        places = ((adapter.name, upstream) for upstream in self._pool.awake())
+        places = ((adapter.name, upstream) for upstream in self._pool.up())
         return [self._loading[place] for place in places if place in self._loading]
 
     def _why_not(self, adapter: Adapter) -> Fault:
-        """Of several reasons the one that is worth the longest wait."""
-        places = ((adapter.name, upstream) for upstream in self._pool.awake())
+        """Return the reason that is worth the longest wait."""
+        places = ((adapter.name, upstream) for upstream in self._pool.up())
         faults = [self._refusals[place].fault for place in places if place in self._refusals]
         return max(faults, key=_worth_s, default=self._missing(adapter))
 

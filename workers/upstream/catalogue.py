@@ -1,16 +1,14 @@
 """Which models can be sampled from, under which name the upstream knows them, and how much context they have.
 
-Learned from the upstreams' `/v1/models`: base models have `max_model_len`, adapters name their base as `parent` and
-leave the length to it. A `tinker://` path becomes an upstream name by the `--lora-name` template
+The upstreams' `/v1/models` says so: base models have `max_model_len`, adapters name their base model as `parent` and
+have no length of their own. The `--lora-name` template makes an upstream's name of a `tinker://` path
 (`shared/core/adapters.py`).
 
-Which base model an adapter belongs to, and so which of the upstreams that list it are meant.
-
-Two base models of one shape take the same adapter, and only one of them answers as it was trained to. What was told of
-an adapter (a training server knows) counts for more than what upstreams list as its `parent`; of two upstreams with
-another parent each, the first on the list counts, so that every worker finds the same.
-
-Only names that upstreams list say anything: vLLM calls a model by `--served-model-name`, others may not.
+`AdapterBases` knows which base model an adapter belongs to, and so which of the upstreams that list it may be asked.
+Two base models of one shape accept the same adapter, but only one of them is the model it was trained on. What a
+training server reports about an adapter counts for more than the `parent` that upstreams list. If two upstreams list
+different parents, the first on the list counts, so that all workers agree. Only names that upstreams list are used:
+vLLM calls a model by `--served-model-name`, and others may not.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class _Listing(msgspec.Struct, frozen=True):
     data: list[_Card]
 
 
-# Of two contexts the known one counts.
+# Stands for an unknown context length: a known one is smaller.
 _UNKNOWN_TOKENS: Final = 2**62
 _decoder: Final = msgspec.json.Decoder(_Listing)
 
@@ -58,9 +56,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a sampling session samples from. `base_model` is the name offered to clients (their tokenizer's).
+    """The model that a sampling session samples from.
 
-    `adapter` is set for a `tinker://` path: an upstream may not have it, or have it no more.
+    `base_model` is the name offered to clients, which names their tokenizer. `adapter` is set for a `tinker://` path;
+    an upstream may not have it yet, or may have lost it.
     """
 
     upstream_name: str
@@ -70,7 +69,7 @@ class Target:
 
 
 def decode_listing(body: bytes) -> list[Served]:
-    """The models in a `/v1/models` reply. Raises `ValueError` when it is none."""
+    """Return the models in a `/v1/models` reply. Raises `ValueError` for anything else."""
     try:
         cards = _decoder.decode(body).data
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -79,7 +78,7 @@ def decode_listing(body: bytes) -> list[Served]:
 
 
 class Catalogue:
-    """The models of all upstreams together; of equal names the smallest context counts."""
+    """The models of all upstreams together. If several list a name, the smallest context counts."""
 
     def __init__(
         self, offered: Sequence[ModelName], lora_name_template: str, lora_path_template: str | None = None
@@ -92,7 +91,7 @@ class Catalogue:
 
     @property
     def known(self) -> bool:
-        """False until an upstream has told its models."""
+        """Whether any upstream has listed its models yet."""
         return bool(self._served)
 
     def replace(self, served: Iterable[Served]) -> None:
@@ -105,21 +104,21 @@ class Catalogue:
         self._bases = self._list_bases()
 
     def unlisted(self) -> tuple[str, ...]:
-        """Those of `--model`, as the flag has them, that no upstream has told of."""
+        """Return the values of `--model` whose model no upstream lists."""
         return tuple(model.flag for model in self._models if model.upstream_name not in self._served)
 
     def base_models(self) -> dict[str, int | None]:
-        """Offered name -> context length in tokens (None: unknown), in a stable order."""
+        """Return offered name -> context length in tokens (None: unknown), in a stable order."""
         return self._bases
 
     def _list_bases(self) -> dict[str, int | None]:
-        """Made when the listing changes: every sample looks into it, and adapters may be thousands."""
+        # Made when the listing changes: every sample looks into it, and there may be thousands of adapters.
         if self._offered:
             return {name: self._context_of(upstream) for name, upstream in self._offered.items()}
         return {name: model.context_tokens for name, model in sorted(self._served.items()) if model.parent is None}
 
     def resolve(self, model: ModelRef) -> Target:
-        """Where samples of this model go. Raises `NotFound` with what is offered."""
+        """Return where samples of this model go. Raises `NotFound` with the models that are offered."""
         return self._resolve_path(model.model_path) if model.model_path else self._resolve_base(model.name)
 
     def _resolve_base(self, name: str) -> Target:
@@ -138,24 +137,24 @@ class Catalogue:
         return Target(served.name, self._offered_name(base), self._context_of(base), adapter)
 
     def adapter(self, path: str) -> Adapter:
-        """Raises `NotFound` with the path for what cannot be one."""
+        """Return the adapter of a path. Raises `NotFound`, which quotes the path, if it cannot be one."""
         adapter = self._naming.adapter(path)
         if adapter is None:
             raise NotFound(f"there is no {path!r}; sampler weights are tinker://RUN/sampler_weights/CHECKPOINT")
         return adapter
 
     def of_base(self, target: Target, base: str) -> Target:
-        """An adapter's target, where it is known to belong to `base` (an upstream's name)."""
+        """Return an adapter's target with `base` (an upstream's name) as its base model."""
         return replace(target, base_model=self._offered_name(base), context_tokens=self._context_of(base))
 
     def upstream_name(self, base_model: str) -> str:
-        """What the upstreams call a model that clients call `base_model`."""
+        """Return the upstreams' name of a model that clients call `base_model`."""
         return self._offered.get(base_model, base_model)
 
     def awaited(self, adapter: Adapter) -> Target:
-        """Where samples of an adapter go that no upstream has just now; what is not known of its base is assumed.
+        """Return where samples of an adapter go that no upstream has now. Its context is assumed to be the smallest.
 
-        Raises `Overloaded` while no upstream has told what it serves.
+        Raises `Overloaded` while no upstream has listed its models.
         """
         if not self._bases:
             raise Overloaded("upstream", "no upstream answers yet; try again later")
@@ -177,18 +176,18 @@ def _context_order(model: Served) -> int:
     return model.context_tokens if model.context_tokens is not None else _UNKNOWN_TOKENS
 
 
-# Of adapters, the base models that are remembered; an adapter that was lost everywhere is loaded where it was.
+# How many adapters' base models are remembered. An adapter that was lost everywhere is loaded where it was before.
 _REMEMBERED_MAX: Final = 10_000
 
 
 class AdapterBases:
-    """Adapters and base models by the upstreams' names."""
+    """Knows the base models of adapters, both by the upstreams' names."""
 
     def __init__(self) -> None:
         self._serving: Mapping[str, Collection[Upstream]] = {}
-        # Adapter -> upstream, in the order of the list -> the parent, where that upstream lists it too.
+        # Adapter -> upstream, in the order of the list -> the parent, if that upstream lists the parent, too.
         self._parents: dict[str, dict[Upstream, str]] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._found: dict[str, str] = {}
 
     def learn(
@@ -197,7 +196,7 @@ class AdapterBases:
         served: Mapping[Upstream, Collection[Served]],
         serving: Mapping[str, Collection[Upstream]],
     ) -> None:
-        """`served`: what each of the upstreams lists, `serving`: who lists a name."""
+        """Take over new listings: `served` by upstream, `serving` by name."""
         self._serving = serving
         self._parents = {}
         for upstream in upstreams:
@@ -205,38 +204,38 @@ class AdapterBases:
                 if model.parent is not None and upstream in serving.get(model.parent, ()):
                     self._parents.setdefault(model.name, {})[upstream] = model.parent
 
-    def tell(self, adapter: str, base: str) -> None:
-        """Somebody who knows says so."""
+    def report(self, adapter: str, base: str) -> None:
+        """Note what a training server reports about an adapter."""
         if base in self._serving:
-            _remember(self._told, adapter, base)
+            _remember(self._reported, adapter, base)
 
     def of(self, adapter: str) -> str | None:
-        """The base model of an adapter; None while it is not known."""
-        told = self._told.get(adapter)
-        if told in self._serving:
-            return told
+        """Return the base model of an adapter, or None while it is unknown."""
+        reported = self._reported.get(adapter)
+        if reported in self._serving:
+            return reported
         for parent in self._parents.get(adapter, {}).values():
             _remember(self._found, adapter, parent)
             return parent
         found = self._found.get(adapter)
         return found if found in self._serving else None
 
-    def are_met(self, adapter: str, upstream: Upstream) -> bool:
-        """Whether the adapter that this upstream lists is of the right base model, as far as both are known."""
+    def are_right(self, adapter: str, upstream: Upstream) -> bool:
+        """Return whether the adapter that this upstream lists has the right base model, as far as both are known."""
         parent = self._parents.get(adapter, {}).get(upstream)
         base = self.of(adapter) if parent is not None else None
-        # One model may have several names: then the upstream lists them all.
+        # A model may have several names; the upstream lists them all.
         return base is None or base == parent or upstream in self._serving.get(base, ())
 
     def narrows(self, model_name: str) -> bool:
-        """Whether `narrow` may leave out any, and others at another time, without `learn`."""
+        """Return whether `narrow` may leave out an upstream, and may leave out others later without `learn`."""
         return model_name in self._parents
 
     def narrow(self, model_name: str, serving: Collection[Upstream]) -> list[Upstream]:
-        """Those of `serving`, who all list `model_name`, that may be asked for it."""
+        """Return those of `serving`, which all list `model_name`, that may be asked for it."""
         if not self.narrows(model_name):
             return list(serving)
-        return [upstream for upstream in serving if self.are_met(model_name, upstream)]
+        return [upstream for upstream in serving if self.are_right(model_name, upstream)]
 
 
 def _remember(memory: dict[str, str], adapter: str, base: str) -> None:

@@ -1,6 +1,4 @@
-"""The upstreams of this worker, and the two things done about them in the background: learning what they serve, and
-noticing one that has gone away without saying so.
-"""
+"""The upstreams of this worker: choose one for a sample, learn what they serve, notice one that went away."""
 
 from __future__ import annotations
 
@@ -14,10 +12,9 @@ from shared.core.model import Category
 from shared.core.upstream_protocol import ProtocolChoice, UpstreamProtocol
 from shared.log import Throttle
 from shared.wire.vllm import beyond_completions
-from workers.upstream import upstream as rules
 from workers.upstream.catalogue import AdapterBases, Served, decode_listing
-from workers.upstream.news import UpstreamNews
 from workers.upstream.protocols import Protocols
+from workers.upstream.upstream import UpstreamLog, all_down, choose
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -32,13 +29,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LISTING_TIMEOUT_S: Final = 5.0
-# A name that nobody serves makes the upstreams be asked again, but not by every request of a confused client: they wait
-# for each other. Waiting, not an answer from memory: an adapter may have been loaded since, and a 404 ends a run.
+# The upstreams are asked again for a name that none serves, but not for each request of a confused client: requests
+# wait for one another. No answer comes from memory: an adapter may have been loaded since, and a 404 ends a run.
 _ASK_AGAIN_AFTER_S: Final = 2.0
 _LOG_EVERY_S: Final = 30.0
 
 
 class UpstreamPool:
+    """The upstreams of one worker, and what is known of them."""
+
     def __init__(
         self,
         urls: Sequence[str],
@@ -61,31 +60,31 @@ class UpstreamPool:
         self._asking: asyncio.Task[None] | None = None
         self._asked_s = float("-inf")
         self._times_asked = 0
-        self._news = UpstreamNews()
+        self._log = UpstreamLog()
         self._wrong_replies = Throttle(_LOG_EVERY_S)
         self._served: dict[Upstream, list[Served]] = {}
         self._serving: dict[str, list[Upstream]] = {}
-        # Whom samples of a base model may go to, which changes when `_serving` does.
+        # The upstreams for a base model; cleared when `_serving` changes.
         self._of_base: dict[str, Sequence[Upstream]] = {}
         self.bases = AdapterBases()
 
     def choose(
         self, model_name: str, avoid: Upstream | None = None, session_key: str = "", *, generates: bool = False
     ) -> Upstream:
-        """Among those that list `model_name` (an upstream's name): another's 404 would end the client's run.
+        """Choose an upstream that lists `model_name` (an upstream's name); a 404 of another would end the client's run.
 
-        `session_key`: what should meet one upstream as often as possible, for its prefix cache. `generates`: it is for
-        one with /inference/v1/generate, if there is any.
+        Requests with one `session_key` go to one upstream as often as possible, for its prefix cache. With `generates`,
+        choose one with /inference/v1/generate, if there is any.
         """
         if len(self._upstreams) == 1:
             return self._upstreams[0]
         serving = self._candidates(model_name)
         if generates:
             serving = [one for one in serving if one.protocol is UpstreamProtocol.GENERATE] or serving
-        return rules.choose(serving, self._clock.monotonic_s(), avoid, session_key)
+        return choose(serving, self._clock.monotonic_s(), avoid, session_key)
 
     def require_protocol(self, spec: SampleSpec, model_name: str) -> None:
-        """Raises `BadRequest` for what no upstream with this model can be asked."""
+        """Raise `BadRequest` if no upstream with this model can execute the sample."""
         beyond = beyond_completions(spec)
         if beyond is None:
             return
@@ -99,7 +98,7 @@ class UpstreamPool:
         serving = self._serving.get(model_name)
         if serving is None:
             return self._upstreams
-        # Where all that list it have it of another base model: who does not have it says so, and it is loaded there.
+        # If all that list an adapter have it for another base model, ask one that lacks it: it is then loaded there.
         lacking = [upstream for upstream in self._upstreams if upstream not in serving]
         found = self.bases.narrow(model_name, serving) or lacking or serving
         if not self.bases.narrows(model_name):
@@ -107,7 +106,7 @@ class UpstreamPool:
         return found
 
     def failed(self, upstream: Upstream, fault: Fault) -> None:
-        """An attempt there failed. What the client's own request was refused for is not the upstream's failure."""
+        """Note that an attempt failed there. A refusal of the client's own request does not count against it."""
         if fault.category is not Category.USER:
             upstream.faults += 1
         if fault.kind is FaultClass.WRONG_REPLY:
@@ -122,7 +121,7 @@ class UpstreamPool:
             log.warning("upstream sent a wrong reply: the sample is executed again", extra=fields)
 
     def broke(self, upstream: Upstream, why: str = "") -> None:
-        """Note that an exchange with this upstream broke, and set `broken`."""
+        """Note that an exchange found the upstream broken, and set `broken`: it may have moved."""
         self.protocols.doubt(upstream)
         upstream.failed(self._clock.monotonic_s(), why)
         self.broken.set()
@@ -130,43 +129,43 @@ class UpstreamPool:
     def completed(self, upstream: Upstream) -> None:
         upstream.succeeded(self._clock.monotonic_s())
 
-    def awake(self) -> list[Upstream]:
-        """Those that samples may go to now; all, where none is awake."""
+    def up(self) -> list[Upstream]:
+        """Return the upstreams that samples may go to now: those that are up, or all if none is."""
         now_s = self._clock.monotonic_s()
-        return [upstream for upstream in self._upstreams if not upstream.rests(now_s)] or list(self._upstreams)
+        return [upstream for upstream in self._upstreams if not upstream.is_down(now_s)] or list(self._upstreams)
 
     def has(self, model_name: str, upstream: Upstream) -> bool:
-        """Whether it listed this model when it was asked last."""
+        """Return whether the upstream listed this model when it was last asked."""
         return upstream in self._serving.get(model_name, ())
 
     def is_listed(self, model_name: str, beside: Upstream) -> bool:
-        """Whether an upstream other than `beside` listed this model when it was asked last."""
+        """Return whether an upstream other than `beside` listed this model when it was last asked."""
         return any(upstream is not beside for upstream in self._serving.get(model_name, ()))
 
     def may_serve(self, model_name: str, upstream: Upstream) -> bool:
-        """Whether it lists this model, or has never told what it serves."""
+        """Return whether the upstream lists this model or has never listed any."""
         return upstream not in self._served or self.has(model_name, upstream)
 
     @property
     def bases_differ(self) -> bool:
-        """Whether there is no base model that all of the upstreams list. Some list adapters without a parent."""
-        bases = [{model.name for model in told if model.parent is None} for told in self._served.values()]
+        """Whether no base model is listed by all upstreams. Some list adapters without a parent."""
+        bases = [{model.name for model in served if model.parent is None} for served in self._served.values()]
         return len(bases) > 1 and not set.intersection(*bases)
 
     def missing_models(self) -> tuple[str, ...]:
-        """Those of `--model` that no upstream lists; none while one has not told yet: it may be theirs."""
+        """Return the values of `--model` that no upstream lists, or none while an upstream has not answered yet."""
         return self.catalogue.unlisted() if all(one in self._served for one in self._upstreams) else ()
 
     def forget(self, model_name: str, upstream: Upstream) -> None:
-        """It does not have this model any more, whatever it listed."""
+        """Note that the upstream has lost this model, whatever it listed."""
         if self.has(model_name, upstream):
             self._served[upstream] = [model for model in self._served[upstream] if model.name != model_name]
             self._take_over()
 
     def replace(self, urls: Sequence[str]) -> None:
-        """Ask these from now on; what runs at others runs to its end. `changed` is set when something is new.
+        """Use these upstreams from now on, and set `changed` if they differ. Requests at the others run to their end.
 
-        What the old ones served stays known until a new one has told what it serves.
+        What the old ones served stays known until a new one has listed its models.
         """
         before = self._upstreams
         if [upstream.url for upstream in before] == list(urls):
@@ -174,18 +173,18 @@ class UpstreamPool:
         known = {upstream.url: upstream for upstream in (*self._leaving, *before)}
         self._upstreams = [known.get(url) or self.protocols.upstream(url) for url in dict.fromkeys(urls)]
         self._leaving = {upstream for upstream in known.values() if upstream not in self._upstreams}
-        self._served = {upstream: told for upstream, told in self._served.items() if upstream in self._upstreams}
+        self._served = {upstream: served for upstream, served in self._served.items() if upstream in self._upstreams}
         self._take_over()
         self.changed.set()
 
     @property
-    def all_rest(self) -> bool:
-        return rules.all_rest(self._upstreams, self._clock.monotonic_s())
+    def all_down(self) -> bool:
+        return all_down(self._upstreams, self._clock.monotonic_s())
 
     @property
-    def some_rest(self) -> bool:
+    def some_down(self) -> bool:
         now_s = self._clock.monotonic_s()
-        return any(upstream.rests(now_s) for upstream in self._upstreams)
+        return any(upstream.is_down(now_s) for upstream in self._upstreams)
 
     def statuses(self) -> tuple[UpstreamStatus, ...]:
         now_s = self._clock.monotonic_s()
@@ -194,9 +193,9 @@ class UpstreamPool:
         return (*present, *(upstream.status(now_s, leaving=True) for upstream in self._leaving))
 
     async def resolve(self, model: ModelRef) -> Target:
-        """Where samples of this model go; asks the upstreams again when the name is new.
+        """Return where samples of this model go. Asks the upstreams again for a new name.
 
-        Raises `NotFound`, or `Overloaded` while no upstream has ever told what it serves.
+        Raises `NotFound`, or `Overloaded` while no upstream has ever listed its models.
         """
         try:
             return self.catalogue.resolve(model)
@@ -207,7 +206,7 @@ class UpstreamPool:
         return self.catalogue.resolve(model)
 
     async def learn_models(self) -> None:
-        """Ask every upstream what it serves; one that does not answer keeps what it told before."""
+        """Ask every upstream what it serves. The last list of one that does not answer stays."""
         self.changed.clear()
         self._asked_s = self._clock.monotonic_s()
         self._times_asked += 1
@@ -218,11 +217,11 @@ class UpstreamPool:
         await self._learn_from([upstream])
 
     async def look_again(self) -> None:
-        """Ask every upstream, once for all who want it at the same time, and not oftener than every two seconds."""
+        """Ask every upstream, once for all concurrent callers, and at most every two seconds."""
         await self._ask_again()
 
     async def probe(self) -> None:
-        """Find out whether upstreams that rest, or hold requests open, still take connections."""
+        """Find out whether upstreams that are down, or hold requests open, still accept connections."""
         now_s = self._clock.monotonic_s()
         doubtful = [upstream for upstream in (*self._upstreams, *self._leaving) if upstream.in_doubt(now_s)]
         await self._learn_from(doubtful)
@@ -230,7 +229,7 @@ class UpstreamPool:
         for upstream in doubtful:
             if upstream.holds_open_while_refusing(now_s):
                 self._break_off(upstream)
-        self._news.look(self._upstreams, now_s)
+        self._log.look(self._upstreams, now_s)
 
     async def close(self) -> None:
         if self._asking is not None:
@@ -238,7 +237,7 @@ class UpstreamPool:
             await asyncio.gather(self._asking, return_exceptions=True)
 
     async def _ask_again(self) -> None:
-        """Ask once for all who wait. What was asked before does not count: the name may be younger."""
+        """Ask once for all who wait, after this call: the name may be newer than the last answer."""
         before = self._times_asked
         while self._times_asked == before:
             if self._asking is None or self._asking.done():
@@ -277,7 +276,7 @@ class UpstreamPool:
         try:
             return decode_listing(reply)
         except ValueError as error:
-            log.warning("upstream tells no models", extra={"upstream": upstream.url, "error": str(error)})
+            log.warning("upstream lists no models", extra={"upstream": upstream.url, "error": str(error)})
             return None
 
     def _break_off(self, upstream: Upstream) -> None:

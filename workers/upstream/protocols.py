@@ -1,11 +1,11 @@
-"""How each upstream is asked for samples (`--upstream-protocol`).
+"""Which API each upstream is asked by (`--upstream-protocol`).
 
 With `auto`, an upstream that answers is asked once whether it has /inference/v1/generate. The answer holds until the
-upstream breaks, since what comes back may be another vLLM, or until a sample finds that the endpoint is not there.
-Until the first answer it is asked by /v1/completions, which every vLLM has.
+upstream breaks, since another vLLM may come back, or until a sample finds that the endpoint is missing. Until the first
+answer samples go to /v1/completions, which every vLLM has.
 
-With `generate`, one where a sample finds that the endpoint is not there is told of, to the log and in its status, and
-asked whether it has it now each time that it is asked for its models.
+With `generate`, an upstream where a sample finds the endpoint missing is logged, says so in its status, and is asked
+again each time that it is asked for its models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 5.0
-_SAY_EVERY_S: Final = 30.0
+_LOG_EVERY_S: Final = 30.0
 _REMEDIES: Final = {
     ProtocolChoice.COMPLETIONS: "the gateway's operator can change that with --upstream-protocol generate or auto",
     ProtocolChoice.AUTO: "no upstream has /inference/v1/generate, which is vLLM's --enable-scale-out",
@@ -36,20 +36,22 @@ _REMEDIES: Final = {
 
 
 class Protocols:
+    """Knows which API each upstream is asked by, and finds it out."""
+
     def __init__(self, choice: ProtocolChoice, forwarder: Forwarder, clock: Clock) -> None:
         self._choice = choice
         self._forwarder = forwarder
         self._clock = clock
-        self._damping = Throttle(_SAY_EVERY_S)
+        self._throttle = Throttle(_LOG_EVERY_S)
 
     def upstream(self, url: str) -> Upstream:
-        """A new one, asked as was chosen."""
+        """Make an upstream that is asked by the chosen API."""
         generates = self._choice is ProtocolChoice.GENERATE
         protocol = UpstreamProtocol.GENERATE if generates else UpstreamProtocol.COMPLETIONS
         return Upstream(url, protocol=protocol, protocol_known=self._choice is not ProtocolChoice.AUTO)
 
     async def learn(self, upstream: Upstream) -> None:
-        """Ask it, unless that is known or was chosen; what does not answer is asked again the next time."""
+        """Ask the upstream which API it has, unless that is known or was chosen. Without an answer, ask next time."""
         if upstream.protocol_known and not upstream.lacks_generate:
             return
         answer = await self._forwarder.ask(upstream, upstream.generate_url, PROBE_BODY, _TIMEOUT_S, PROBE_REQUEST_ID)
@@ -61,31 +63,31 @@ class Protocols:
             upstream.protocol_known = True
 
     def doubt(self, upstream: Upstream) -> None:
-        """It broke: what comes back may have another endpoint."""
+        """Forget the answer of an upstream that broke: what comes back may have another endpoint."""
         if self._choice is ProtocolChoice.AUTO:
             upstream.protocol_known = False
 
     def without_generate(self, upstream: Upstream, fault: Fault) -> Fault:
-        """It has no /inference/v1/generate, or has it no more: what a sample that met that is told.
+        """Note that the upstream has no /inference/v1/generate; return the fault of the sample that found out.
 
-        With `auto` it is never executed, and is asked by the other endpoint.
+        With `auto` the sample was never executed, and goes to the other endpoint.
         """
         if self._choice is not ProtocolChoice.AUTO:
             upstream.lacks_generate = True
-            self._say(upstream, fault)
+            self._warn(upstream, fault)
             return fault
         upstream.protocol, upstream.protocol_known = UpstreamProtocol.COMPLETIONS, True
         return replace(fault, kind=FaultClass.NEVER_EXECUTED)
 
-    def _say(self, upstream: Upstream, fault: Fault) -> None:
-        """To the log: clients hear it, too, but they are not who can mend it."""
-        held_back = self._damping.allow(upstream.url, self._clock.monotonic_s())
+    def _warn(self, upstream: Upstream, fault: Fault) -> None:
+        # Clients get the message, too, but only the operator can fix it.
+        held_back = self._throttle.allow(upstream.url, self._clock.monotonic_s())
         if held_back is not None:
             fields = {"upstream": upstream.url, "error": fault.message, "samples_not_told": held_back}
             log.warning(NO_GENERATE, extra=fields)
 
     def other(self, upstream: Upstream, fault: Fault) -> UpstreamProtocol | None:
-        """By what else a sample can be asked that is not `beyond` completions, and that was refused; None: by nothing.
+        """Name the other endpoint to try after a refusal, or return None.
 
         With `auto` nobody has asked for generations, whose bounds are narrower in places: n, and the top-k by one.
         """
@@ -97,13 +99,13 @@ class Protocols:
         return upstream.protocol is UpstreamProtocol.GENERATE or not upstream.protocol_known
 
     def refusal(self, beyond: str) -> str:
-        """Why a sample that is beyond completions (`vllm.beyond_completions`) is refused."""
+        """Explain why completions cannot answer this sample. `beyond` is from `vllm.beyond_completions`."""
         return f"{beyond}: {_REMEDIES.get(self._choice, '')}"
 
     def unable(self, upstream: Upstream, beyond: str) -> Fault | None:
-        """Why a sample that is beyond completions cannot be sent there; None when it can."""
+        """Return why a sample that completions cannot answer cannot be sent there, or None if it can."""
         if upstream.protocol is UpstreamProtocol.GENERATE:
             return None
         if not upstream.protocol_known:
-            return Fault(FaultClass.NEVER_EXECUTED, f"{upstream.url} has not told yet how it can be asked")
+            return Fault(FaultClass.NEVER_EXECUTED, f"{upstream.url} has not answered yet which API it has")
         return Fault(FaultClass.REFUSED, self.refusal(beyond), Category.USER)

@@ -1,7 +1,7 @@
-"""Which upstreams this worker asks: those of the flags, until an operator publishes a list in the store.
+"""The upstreams that this worker uses: those of the flags, until an operator publishes a list in the store.
 
-The list is looked at with every renewal of the lease, at once when somebody publishes one, and at once when an upstream
-breaks, which may have been restarted elsewhere. A store that lost the list is told it again by whoever knows it.
+A worker reads the list with every renewal of its lease, when somebody publishes one, and when an upstream breaks, which
+may have been restarted elsewhere. Workers that know the list write it again to a store that lost it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A server that dies fails a thousand samples within milliseconds: one look serves them all.
+# A server that dies fails a thousand samples within milliseconds; they all share one look.
 _LOOK_AGAIN_AFTER_S: Final = 0.5
 
 
@@ -58,16 +58,16 @@ class PublishedUpstreams:
             await asyncio.sleep(self._look_again_after_s)
 
     async def sync(self) -> None:
-        """Follow the published list; a store that has none, or an older one, is told ours. Raises `StoreError`."""
+        """Follow the published list, and write ours to a store with none or an older one. Raises `StoreError`."""
         known = self._known
         found = await (self._store.read_upstreams() if known is None else self._store.offer_upstreams(known))
-        # Two of these may overlap, and the older answer may come second.
+        # Two calls may overlap, and the older answer may come second.
         if found is not None and (self._known is None or found.version >= self._known.version):
             self._follow(found)
 
     def _follow(self, found: UpstreamList) -> None:
         if found == self._known:
             return
-        log.info("the list of upstreams was published", extra={"upstreams": found.urls or "those of the flags"})
+        log.info("the published list of upstreams changed", extra={"upstreams": found.urls or "those of the flags"})
         self._known = found
         self._pool.replace(found.urls or self._of_flags)

@@ -172,7 +172,7 @@ async def test_already_loaded_is_as_good_as_loaded() -> None:
         worker = await bench.worker()
         await worker.adapters.bind(MODEL)
         adapter = worker.pool.catalogue.adapter(MODEL.name)
-        (upstream,) = worker.pool.awake()
+        (upstream,) = worker.pool.up()
         loader = worker.adapters._loader
         assert await loader.load(adapter, upstream, listed_in_vain=True) is None
         assert bench.loads == [2]
@@ -338,7 +338,7 @@ async def test_an_upstream_that_is_new_on_the_list_is_loaded_in_passing() -> Non
         await worker.adapters.bind(MODEL)
         worker.pool.replace(bench.urls)
         assert (await worker.execute()).state is State.READY
-        await until(lambda: worker.pool.has("run-1--000100", worker.pool.awake()[1]))
+        await until(lambda: worker.pool.has("run-1--000100", worker.pool.up()[1]))
         assert bench.loads == [1, 1]
 
 
@@ -346,7 +346,7 @@ async def test_a_lock_whose_holder_died_is_waited_out() -> None:
     async with started(1) as bench:
         worker = await bench.worker()
         adapter = worker.pool.catalogue.adapter(MODEL.name)
-        (upstream,) = worker.pool.awake()
+        (upstream,) = worker.pool.up()
         lock = lock_name(adapter, upstream)
         assert await worker.store.take_lock(lock, "worker-that-died", ttl_s=15.0)
         binding = asyncio.create_task(worker.adapters.bind(MODEL))
@@ -370,7 +370,7 @@ async def test_a_lock_is_held_for_as_long_as_loading_takes(monkeypatch: pytest.M
             bench.server.clock.advance(10.0)
             before = worker.store.commands
             await until(lambda before=before: worker.store.commands > before + 1)  # type: ignore[misc]
-        lock = lock_name(worker.pool.catalogue.adapter(MODEL.name), worker.pool.awake()[0])
+        lock = lock_name(worker.pool.catalogue.adapter(MODEL.name), worker.pool.up()[0])
         assert not await worker.store.take_lock(lock, "other", ttl_s=1.0)
         bench.simulators[0]._released.set()
         await binding

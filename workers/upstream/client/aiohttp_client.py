@@ -167,7 +167,7 @@ class _HeldResponse(aiohttp.ClientResponse):
 
 
 class _Sending:
-    """What aiohttp's trace reports about, and the connection of the request once its reply is there."""
+    """A request as aiohttp's trace hands it back, and its connection once the reply is there."""
 
     def __init__(self, exchange: Exchange, reply: asyncio.Future[Reply]) -> None:
         self.exchange = exchange

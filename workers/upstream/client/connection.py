@@ -48,6 +48,12 @@ class BodyBuffer:
 
 # The longest head of a reply. llhttp has no bound of its own; routers add a dozen headers at most.
 _HEAD_BYTES: Final = 64 * 1024
+# vLLM sends none; 100 and 103 may come of a proxy.
+_MOST_INTERIM_REPLIES: Final = 10
+# A chunk costs some sixty bytes of memory and a callback, whatever its length. From this many on, they must be longer
+# than that on average; routers send kilobytes.
+_FEW_PARTS: Final = 16 * 1024
+_LEAST_MEAN_PART_BYTES: Final = 64
 # From this size on, the request's body is written apart from its head, which saves a copy.
 _SCATTER_FROM_BYTES: Final = 32 * 1024
 # From this size on, a body with a Content-Length is read in place.
@@ -66,8 +72,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         limit_bytes: int,
         on_lost: Callable[[UpstreamConnection], None],
     ) -> None:
-        """`scratch` is the read buffer that all connections of the loop share; nothing stays in it beyond a callback.
-        `limit_bytes` is the longest body that is read. `on_lost` is called once, when the connection has ended.
+        """Read at most `limit_bytes` of a body, and call `on_lost` once, when the connection has ended.
+
+        `scratch` is the read buffer that all connections of the loop share; nothing stays in it beyond a callback.
         """
         self._loop = loop
         self._scratch = scratch
@@ -83,6 +90,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._place: BodyBuffer | None = None
         self._missing = _NOTHING
         self._parser: Any = httptools.HttpResponseParser(self)
+        self._interim_replies = 0
         self._begin()
 
     def __repr__(self) -> str:
@@ -114,6 +122,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         assert self._transport is not None
         assert self._reply is None
         self._begin()
+        self._interim_replies = 0
         reply: asyncio.Future[Reply] = self._loop.create_future()
         self._reply = reply
         if len(body) < _SCATTER_FROM_BYTES:
@@ -163,6 +172,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _parse(self, data: memoryview) -> None:
         try:
             self._parser.feed_data(data)
+            if not self._head_is_whole:
+                # A header without end never reaches `on_header`, and costs more with each read.
+                self._unfinished_head_bytes += len(data)
+                self._bound_head(self._unfinished_head_bytes)
         except httptools.HttpParserError as error:
             self.fail(Broken(BreakKind.NOT_HTTP, str(error)))
         except httptools.HttpParserUpgrade:
@@ -192,9 +205,12 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
-        if self._head_bytes > _HEAD_BYTES:
-            self.fail(Broken(BreakKind.NOT_HTTP, "the reply's headers are too long"))
+        self._bound_head(self._head_bytes)
         self._headers.append((name, value))
+
+    def _bound_head(self, size_bytes: int) -> None:
+        if size_bytes > _HEAD_BYTES:
+            self.fail(Broken(BreakKind.NOT_HTTP, "the reply's headers are too long"))
 
     def on_headers_complete(self) -> None:
         self._head_is_whole = True
@@ -205,12 +221,17 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if self._body_bytes > self._limit_bytes:
             self._keeps_alive = False
             self._finish(whole=False)
+        elif len(self._parts) > _FEW_PARTS and self._body_bytes < _LEAST_MEAN_PART_BYTES * len(self._parts):
+            self.fail(Broken(BreakKind.NOT_HTTP, "the reply's body comes in too many small chunks"))
         elif self._body_bytes >= _IN_PLACE_FROM_BYTES:
             self._read_in_place()
 
     def on_message_complete(self) -> None:
         if 100 <= self._parser.get_status_code() < 200:
             # An interim reply; the real one follows.
+            self._interim_replies += 1
+            if self._interim_replies > _MOST_INTERIM_REPLIES:
+                self.fail(Broken(BreakKind.NOT_HTTP, "too many interim replies"))
             self._begin()
             return
         self._keeps_alive = self._keeps_alive and self._parser.should_keep_alive() and self._is_sent()
@@ -249,6 +270,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _begin(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
+        self._unfinished_head_bytes = 0
         self._head_is_whole = False
         self._parts: list[bytes] = []
         self._body_bytes: int = 0

@@ -80,8 +80,9 @@ class Dialler:
         resolve: Resolve | None = None,
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`family` is that of the addresses that can be reached. `tls` is called for each https connection. `resolve`
-        replaces the system's name service, `cpu_s` this thread's CPU clock.
+        """Dial addresses of `family`, and call `tls` for each https connection.
+
+        `resolve` replaces the system's name service, `cpu_s` this thread's CPU clock.
         """
         self._make_socket = make_socket
         self._family = family

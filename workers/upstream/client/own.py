@@ -62,7 +62,7 @@ class OwnClient:
         read_timeout_s: float,
         largest_reply_bytes: int,
     ) -> None:
-        """A limit of 0 is no limit. `read_timeout_s` runs from sending a request to the end of its reply."""
+        """Open connections within the limits; 0 is no limit. `read_timeout_s` bounds a request until its reply ends."""
         self._dialler = dialler
         self._limit = limit
         self._limit_per_origin = limit_per_origin

@@ -1,4 +1,4 @@
-"""What the forwarder needs of an HTTP client: one request, its reply, and a way to break it off.
+"""The port to an HTTP client, as the forwarder needs it: one request, its reply, and a way to break it off.
 
 Two adapters implement `UpstreamClient`: `own` and `aiohttp_client`. Nothing outside this folder but the connector,
 which makes the chosen one, knows more than this module.

@@ -168,7 +168,7 @@ async def test_an_adapter_of_the_wrong_base_is_not_there() -> None:
     bench = Bench(TWINS)
     await bench.list_adapter("http://b", "qwen-base")
     assert bench.adapters.ready(bench.adapter)
-    bench.pool.bases.tell(NAME, "qwen")
+    bench.pool.bases.report(NAME, "qwen")
     assert not bench.adapters.ready(bench.adapter)
     assert await bench.adapters.place(bench.adapter) is not None
     assert asked(bench) == {"http://a"}

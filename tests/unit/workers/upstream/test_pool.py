@@ -264,7 +264,7 @@ async def test_an_upstream_that_refuses_for_long_has_its_exchanges_broken_off(be
     for expected in (None, BreakKind.DRAINING):
         await bench.pool.probe()
         assert exchange.kind is expected
-        assert bench.pool.all_rest
+        assert bench.pool.all_down
         bench.clock.advance(REFUSED_FOR_S)
 
 
@@ -288,7 +288,7 @@ async def test_a_busy_upstream_is_not_broken(bench: Bench) -> None:
         bench.clock.advance(REFUSED_FOR_S)
         await bench.pool.probe()
     assert exchange.kind is None
-    assert not bench.pool.all_rest
+    assert not bench.pool.all_down
 
 
 async def test_healthy_traffic_is_not_probed(bench: Bench) -> None:
@@ -356,7 +356,7 @@ async def test_an_upstream_that_left_and_hangs_is_broken_off(bench: Bench) -> No
     bench.clock.advance(REFUSED_FOR_S)
     await bench.pool.probe()
     assert exchange.kind is BreakKind.DRAINING
-    assert not bench.pool.all_rest
+    assert not bench.pool.all_down
 
 
 async def test_until_a_new_upstream_has_told_its_models_the_old_ones_count(bench: Bench) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from workers.upstream.upstream import REFUSED_FOR_S, Upstream, all_rest, choose
+from workers.upstream.upstream import REFUSED_FOR_S, Upstream, all_down, choose
 
 
 class FakeAttempt:
@@ -38,7 +38,7 @@ def test_a_broken_one_rests_and_comes_back_when_it_answers_a_probe() -> None:
     broken.answered_probe(11.0)
     assert choose([broken, other], 11.0) is broken
     broken.failed(11.0)
-    assert broken.resting_until_s == 13.0
+    assert broken.down_until_s == 13.0
 
 
 def test_only_what_a_probe_may_tell_something_new_about_is_in_doubt() -> None:
@@ -61,11 +61,11 @@ def test_rest_grows_with_failures_to_a_limit_and_ends_with_a_success() -> None:
     made, now_s, rests = upstream("u"), 0.0, []
     for _ in range(6):
         made.failed(now_s)
-        rests.append(made.resting_until_s - now_s)
-        now_s = made.resting_until_s
+        rests.append(made.down_until_s - now_s)
+        now_s = made.down_until_s
     assert rests == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     made.succeeded(now_s)
-    assert not made.rests(now_s)
+    assert not made.is_down(now_s)
     assert made.failures == 0
 
 
@@ -73,16 +73,16 @@ def test_a_thousand_requests_that_fail_together_are_one_rest() -> None:
     made = upstream("u")
     for _ in range(1000):
         made.failed(5.0)
-    assert made.resting_until_s == 6.0
+    assert made.down_until_s == 6.0
 
 
 def test_when_all_rest_the_first_to_wake_is_asked() -> None:
     late, soon, awake = upstream("late"), upstream("soon"), upstream("awake", 7)
     late.failed(2.0)
     soon.failed(1.5)
-    assert all_rest([late, soon], 2.1)
+    assert all_down([late, soon], 2.1)
     assert choose([late, soon], 2.1) is soon
-    assert not all_rest([late, soon, awake], 2.1)
+    assert not all_down([late, soon, awake], 2.1)
     assert choose([late, soon, awake], 2.1) is awake
 
 

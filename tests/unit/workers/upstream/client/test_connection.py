@@ -50,6 +50,31 @@ class Wire(asyncio.Transport):
         return 0
 
 
+@pytest.mark.parametrize(
+    ("data", "most_reads"),
+    [
+        # A header without end, which a parser collects, and many short ones.
+        (b"HTTP/1.1 200 OK\r\nA: " + b"x" * 1_000_000, 9),
+        (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 100_000, 9),
+        # Chunks of two bytes cost thirty times as much memory as they hold.
+        (CHUNKED + b"2\r\nxy\r\n" * 300_000, 16),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100_000, 1),
+    ],
+    ids=["header", "headers", "chunks", "interim replies"],
+)
+async def test_a_reply_without_end_is_given_up_early(data: bytes, most_reads: int) -> None:
+    line = Line(sizes_of([10_000]))
+    reply = line.connection.start(b"", b"")
+    reads = 0
+    while not reply.done():
+        line.arrives(data[10_000 * reads : 10_000 * (reads + 1)])
+        reads += 1
+    with pytest.raises(Broken) as caught:
+        await reply
+    assert caught.value.kind is BreakKind.NOT_HTTP
+    assert reads <= most_reads
+
+
 class Line:
     """A connection, and what its peer sends, in pieces of the sizes that are given."""
 

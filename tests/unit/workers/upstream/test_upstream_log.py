@@ -6,17 +6,16 @@ import logging
 
 import pytest
 
-from workers.upstream.news import UpstreamNews
-from workers.upstream.upstream import Upstream
+from workers.upstream.upstream import Upstream, UpstreamLog
 
-FAILS, BACK = "upstream fails, and rests between attempts", "upstream completes samples again"
+FAILS, BACK = "upstream fails, and is down between attempts", "upstream completes samples again"
 
 
 class Watched:
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
         self.upstream = Upstream("http://a")
-        self.news = UpstreamNews()
+        self.news = UpstreamLog()
         self.caplog = caplog
 
     def lines_at(self, now_s: float) -> list[tuple[str, int]]:
