@@ -134,6 +134,7 @@ class Way:
             limit_per_origin=0,
             keep_alive_s=4.0,
             read_timeout_s=60.0,
+            attempt_timeout_s=120.0,
             largest_reply_bytes=LARGEST_BYTES,
         )
         forwarder = Forwarder(client, None, clock)  # type: ignore[arg-type] # it asks no questions

@@ -56,6 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 30.0
     redis_memory_bytes: int = 0  # 0: a quarter of RAM
     read_timeout_s: float = 2048.0
+    attempt_timeout_s: float | None = None  # None: twice read_timeout_s
     connect_timeout_s: float = 60.0
     upstream_wait_s: float = 2048.0
     upstream_keep_alive_s: float = 4.0
@@ -100,6 +101,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if self.lora_name is not None:
             return self.lora_name
         return "{run_id}--{checkpoint}" if self.lora_path is not None else "{run_id}"
+
+    @property
+    def longest_attempt_s(self) -> float:
+        """From sending a request to an upstream to the end of its reply."""
+        return 2 * self.read_timeout_s if self.attempt_timeout_s is None else self.attempt_timeout_s
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):

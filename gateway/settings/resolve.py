@@ -44,6 +44,7 @@ _FIELDS: Final = {
     "lease": "lease_s",
     "redis_memory": "redis_memory_bytes",
     "read_timeout": "read_timeout_s",
+    "attempt_timeout": "attempt_timeout_s",
     "connect_timeout": "connect_timeout_s",
     "upstream_wait": "upstream_wait_s",
     "lora_wait": "lora_wait_s",
@@ -263,4 +264,4 @@ def need_a_restart(new: Settings, running: Settings) -> list[str]:
 
 def roll_deadline_s(settings: Settings) -> float:
     """Return how long a replaced worker may drain: longer than any sample can run, since a roll waits for them all."""
-    return settings.upstream_wait_s + settings.read_timeout_s * (1 + settings.max_reexecutions)
+    return settings.upstream_wait_s + settings.longest_attempt_s * (1 + settings.max_reexecutions)

@@ -25,6 +25,10 @@ _port: Final = quantities.whole(0, 65_535)
 _seconds: Final = quantities.duration_s()
 
 
+def _duration(section: str, name: str, help_text: str, default: str) -> Flag:
+    return Flag(section, name, _seconds, "SECONDS", help_text, default)
+
+
 FLAGS: Final[tuple[Flag, ...]] = (
     Flag(
         _SERVE,
@@ -90,9 +94,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "upstream-client",
         values.upstream_client,
         "own|aiohttp",
+        "HTTP client that sends samples. aiohttp costs more than twice the CPU, and keys that wait take no turns.",
         "own",
-        "The HTTP client that sends samples. aiohttp costs more than twice the CPU for a request, and keys that wait"
-        " for a connection take no turns.",
     ),
     Flag(
         _UPSTREAM,
@@ -120,36 +123,34 @@ FLAGS: Final[tuple[Flag, ...]] = (
         " models.",
         repeatable=True,
     ),
-    Flag(
+    _duration(
         _UPSTREAM,
         "read-timeout",
-        _seconds,
-        "SECONDS",
         "Longest time that an upstream may stay silent. It limits one generation; raise it for very long ones.",
         "2048",
     ),
-    Flag(
+    _duration(
+        _UPSTREAM,
+        "attempt-timeout",
+        "Longest time for a whole request and its reply.",
+        "twice --read-timeout",
+    ),
+    _duration(
         _UPSTREAM,
         "connect-timeout",
-        _seconds,
-        "SECONDS",
         "Longest time for one connection attempt, not counting the wait for a free connection. A busy router accepts"
         " slowly.",
         "60",
     ),
-    Flag(
+    _duration(
         _UPSTREAM,
         "upstream-wait",
-        _seconds,
-        "SECONDS",
         "How long the gateway retries a sample that no upstream has started to execute, before the sample fails.",
         "2048",
     ),
-    Flag(
+    _duration(
         _UPSTREAM,
         "upstream-keep-alive",
-        _seconds,
-        "SECONDS",
         "Idle upstream connections are closed after this time. Keep it below the upstream's own limit, 5 s for vLLM.",
         "4",
     ),
@@ -194,11 +195,9 @@ FLAGS: Final[tuple[Flag, ...]] = (
         " into each upstream when it is first sampled. vLLM needs --enable-lora and"
         " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
     ),
-    Flag(
+    _duration(
         _UPSTREAM,
         "lora-wait",
-        _seconds,
-        "SECONDS",
         "How long a sample waits for an adapter that the upstreams cannot load or do not list, before it fails.",
         "60",
     ),
@@ -222,27 +221,21 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "maxmemory of the embedded server. When it is full, new samples get 429; no result is dropped.",
         "a quarter of RAM",
     ),
-    Flag(
+    _duration(
         _STORE,
         "undelivered-ttl",
-        _seconds,
-        "SECONDS",
         "How long a result is kept that no client has fetched. Make it longer than any client may be away.",
         "3600",
     ),
-    Flag(
+    _duration(
         _STORE,
         "retrieved-ttl",
-        _seconds,
-        "SECONDS",
         "How long a fetched result is kept, for a client that lost the reply and asks again.",
         "300",
     ),
-    Flag(
+    _duration(
         _STORE,
         "acked-ttl",
-        _seconds,
-        "SECONDS",
         "How long a result is kept after the client has acknowledged it.",
         "30",
     ),
@@ -279,11 +272,9 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "Largest request body. A larger one gets 413, a compressed one 415.",
         "64MiB",
     ),
-    Flag(
+    _duration(
         _CLIENTS,
         "keep-alive",
-        _seconds,
-        "SECONDS",
         "Idle client connections are closed after this time. Keep it above the idle timeout of a load balancer in"
         " front.",
         "75",
@@ -296,11 +287,9 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "How long a poll for a result may wait before the client is asked to try again. The SDK gives up after 45 s.",
         "30",
     ),
-    Flag(
+    _duration(
         _CLIENTS,
         "session-timeout",
-        _seconds,
-        "SECONDS",
         "Running samples of a session are cancelled after this time without a heartbeat, submission or poll.",
         "300",
     ),

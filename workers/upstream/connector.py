@@ -87,9 +87,10 @@ def make_client(settings: Settings, source_ip: str | None, resolve: Resolve | No
     total, to_one = connection_limits(settings)
     # Takes 35 ms of CPU, which a starting worker cannot spare and only https needs.
     tls = cache(ssl.create_default_context)
+    attempt_timeout_s = settings.longest_attempt_s
     if settings.upstream_client is ClientChoice.AIOHTTP:
         connector = _pooled(settings, source_ip, total, to_one, resolver=GivenNames(resolve) if resolve else None)
-        return AiohttpClient(connector, _timeouts(settings), tls, LARGEST_RESULT_BYTES)
+        return AiohttpClient(connector, _timeouts(settings), tls, attempt_timeout_s, LARGEST_RESULT_BYTES)
     dialler = Dialler(
         BoundSocketFactory(source_ip) if source_ip is not None else unbound_socket,
         _family(source_ip),
@@ -103,6 +104,7 @@ def make_client(settings: Settings, source_ip: str | None, resolve: Resolve | No
         limit_per_origin=to_one,
         keep_alive_s=settings.upstream_keep_alive_s,
         read_timeout_s=settings.read_timeout_s,
+        attempt_timeout_s=attempt_timeout_s,
         largest_reply_bytes=LARGEST_RESULT_BYTES,
     )
 

@@ -22,7 +22,8 @@ STOP_REASONS: Final = {
     # vLLM's own detector of endless repetition ended it: it will not go on.
     "repetition": StopReason.STOP,
 }
-_ARRAYS: Final = (b'"token_ids":[', b'"token_logprobs":[')
+_LOGPROBS_KEY: Final = b'"token_logprobs":['
+_IDS_KEY: Final = b'"token_ids":['
 _INT32: Final = np.dtype("<i4")
 _FLOAT32: Final = np.dtype("<f4")
 _FLOAT64: Final = np.dtype("<f8")
@@ -45,7 +46,7 @@ def load(body: Body) -> JsonValue | None:
 
 def sequences(reply: JsonValue, body: Body, wanted: int, max_tokens: int) -> tuple[SequenceResult, ...] | None:
     """Return the sequences of `reply`, which was loaded from `body`, or None when anything about it is unusual."""
-    if not all(_are_flat(body, key, wanted) for key in _ARRAYS):
+    if not _are_flat(body, wanted):
         return None
     try:
         # To look up a key that is not there costs five times as much as to list those that are.
@@ -60,18 +61,20 @@ def sequences(reply: JsonValue, body: Body, wanted: int, max_tokens: int) -> tup
     return tuple(found)
 
 
-def _are_flat(body: Body, key: bytes, wanted: int) -> bool:
-    """Return whether the arrays of `key` are in vLLM's spelling, one for each choice, with no list inside.
+def _are_flat(body: Body, wanted: int) -> bool:
+    """Return whether each choice has its two arrays in vLLM's spelling, with no list inside.
 
-    pysimdjson's buffers flatten nested lists in silence. A string cannot hold `key`: its quotes would be escaped.
+    pysimdjson's buffers flatten nested lists in silence. The keys cannot be text, where their quotes would be escaped.
+    Of one choice the logprobs are near the start and the ids near the end: next to nothing is searched.
     """
-    if body.count(key) != wanted:
-        return False
-    end = 0
+    start, end = 0, len(body)
     for _ in range(wanted):
-        start = body.index(key, end) + len(key)
-        end = body.find(b"]", start)
-        if body.find(b"[", start, end) >= 0:
+        start, end = body.find(_LOGPROBS_KEY, start), body.rfind(_IDS_KEY, 0, end)
+        if start < 0 or end < 0:
+            return False
+        start += len(_LOGPROBS_KEY)
+        ids = end + len(_IDS_KEY)
+        if body.find(b"[", start, body.find(b"]", start)) >= 0 or body.find(b"[", ids, body.find(b"]", ids)) >= 0:
             return False
     return True
 

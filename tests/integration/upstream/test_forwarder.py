@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shared.core.faults import BreakKind, FaultClass
+from shared.core.faults import BreakKind, Fault, FaultClass
 from shared.core.upstream_protocol import ClientChoice
 from tests.garbage import garbage
 from tests.integration.upstream.lines import line
@@ -203,6 +203,33 @@ async def test_an_upstream_that_never_answers(simulator: Simulator, protocol: Pr
         assert (fault.kind, fault.upstream_down) == (FaultClass.AMBIGUOUS, False)
         assert BreakKind.READ_TIMEOUT.value in fault.message
         await until(lambda: simulator.stats()["aborted"] == 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_whole"),
+    [
+        # A reply that takes longer than the longest silence, and is never silent for so long.
+        ({"read_timeout_s": 0.5, "attempt_timeout_s": 30.0}, True),
+        ({"read_timeout_s": 0.5}, False),
+        ({"read_timeout_s": 30.0, "attempt_timeout_s": 0.5}, False),
+    ],
+)
+async def test_a_reply_that_arrives_slowly_is_bounded_as_a_whole(settings: dict[str, Any], is_whole: bool) -> None:
+    async def dribble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n")
+        for _ in range(14):
+            writer.write(b" ")
+            await asyncio.sleep(0.1)  # the time that passes is what is tested
+        await reader.read()
+
+    async with server(dribble) as url, line(url, **settings) as made:
+        reply = await made.ask()
+        if is_whole:
+            assert reply == b" " * 14
+        else:
+            assert isinstance(reply, Fault)
+            assert BreakKind.READ_TIMEOUT.value in reply.message
 
 
 @pytest.mark.parametrize("kind", ["reset_before_status", "reset_in_body", "refused"])

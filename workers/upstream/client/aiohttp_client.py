@@ -67,9 +67,13 @@ class AiohttpClient:
         connector: ExclusiveConnector,
         timeout: aiohttp.ClientTimeout,
         tls: Callable[[], ssl.SSLContext],
+        attempt_timeout_s: float,
         largest_reply_bytes: int,
     ) -> None:
-        """`tls` makes the context of https connections. A longer body than `largest_reply_bytes` is cut."""
+        """Send requests over `connector`. `tls` makes the context of https connections.
+
+        `attempt_timeout_s` bounds a request until its reply ends. A longer body than `largest_reply_bytes` is cut.
+        """
         sending = aiohttp.TraceConfig()
         sending.on_request_headers_sent.append(_note_sent)
         self._session = aiohttp.ClientSession(
@@ -83,19 +87,22 @@ class AiohttpClient:
             trust_env=False,
         )
         self._tls = tls
+        self._attempt_timeout_s = attempt_timeout_s
         self._largest_reply_bytes = largest_reply_bytes
         self._running: set[asyncio.Task[Reply]] = set()
 
     async def send(self, origin: Origin, head: bytes, body: bytes, exchange: Exchange) -> Reply:
         """Send one request and return its reply; see `UpstreamClient`."""
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        request = asyncio.create_task(self._request(origin, head, body, _Sending(exchange, reply)))
+        sending = _Sending(exchange, reply, self._attempt_timeout_s)
+        request = asyncio.create_task(self._request(origin, head, body, sending))
         self._running.add(request)
         request.add_done_callback(self._running.discard)
         request.add_done_callback(partial(_hand_over, reply))
         try:
             return await reply
         finally:
+            sending.end()
             request.cancel()
 
     async def close(self) -> None:
@@ -169,10 +176,22 @@ class _HeldResponse(aiohttp.ClientResponse):
 class _Sending:
     """A request as aiohttp's trace hands it back, and its connection once the reply is there."""
 
-    def __init__(self, exchange: Exchange, reply: asyncio.Future[Reply]) -> None:
+    def __init__(self, exchange: Exchange, reply: asyncio.Future[Reply], timeout_s: float) -> None:
         self.exchange = exchange
-        self.reply = reply
+        self._reply = reply
+        self._timeout_s = timeout_s
+        self._deadline: asyncio.TimerHandle | None = None
         self.handler: ExclusiveHandler | None = None
+
+    def begin(self) -> None:
+        """Note that the request is on a connection."""
+        self.exchange.sent(self._reply, self)
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._timeout_s, self.exchange.break_off, BreakKind.READ_TIMEOUT)
+
+    def end(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
 
     def distrust(self) -> None:
         if self.handler is not None:
@@ -181,7 +200,7 @@ class _Sending:
 
 async def _note_sent(_session: aiohttp.ClientSession, context: SimpleNamespace, _headers: Any) -> None:
     sending: _Sending = context.trace_request_ctx
-    sending.exchange.sent(sending.reply, sending)
+    sending.begin()
 
 
 def _hand_over(reply: asyncio.Future[Reply], request: asyncio.Task[Reply]) -> None:

@@ -71,15 +71,18 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         scratch: memoryview,
         limit_bytes: int,
         on_lost: Callable[[UpstreamConnection], None],
+        on_progress: Callable[[UpstreamConnection], None] | None = None,
     ) -> None:
         """Read at most `limit_bytes` of a body, and call `on_lost` once, when the connection has ended.
 
+        `on_progress` is called after each read that does not end the reply.
         `scratch` is the read buffer that all connections of the loop share; nothing stays in it beyond a callback.
         """
         self._loop = loop
         self._scratch = scratch
         self._limit_bytes = limit_bytes
         self._on_lost = on_lost
+        self._on_progress = on_progress
         self._transport: asyncio.Transport | None = None
         # Kept here because the transport does not expose its socket.
         self.socket: socket.socket | None = None
@@ -168,6 +171,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._arrived_in_place(nbytes)
         else:
             self._parse(self._scratch[:nbytes])
+        if self._reply is not None and self._on_progress is not None:
+            self._on_progress(self)
 
     def _parse(self, data: memoryview) -> None:
         try:

@@ -60,9 +60,13 @@ class OwnClient:
         limit_per_origin: int,
         keep_alive_s: float,
         read_timeout_s: float,
+        attempt_timeout_s: float,
         largest_reply_bytes: int,
     ) -> None:
-        """Open connections within the limits; 0 is no limit. `read_timeout_s` bounds a request until its reply ends."""
+        """Open connections within the limits; 0 is no limit.
+
+        `read_timeout_s` bounds the silence of an upstream, `attempt_timeout_s` a request until its reply ends.
+        """
         self._dialler = dialler
         self._limit = limit
         self._limit_per_origin = limit_per_origin
@@ -77,7 +81,10 @@ class OwnClient:
         self._making_room: set[UpstreamConnection] = set()
         self._connections: set[UpstreamConnection] = set()
         self._reading: Watchlist[UpstreamConnection] = Watchlist(read_timeout_s)
-        self._sweep_s = min(_SWEEP_AT_MOST_S, min(keep_alive_s, read_timeout_s) / _SWEEPS_PER_DEADLINE)
+        self._attempts: Watchlist[UpstreamConnection] = Watchlist(attempt_timeout_s)
+        self._sweep_s = min(
+            _SWEEP_AT_MOST_S, min(keep_alive_s, read_timeout_s, attempt_timeout_s) / _SWEEPS_PER_DEADLINE
+        )
         self._sweeper: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -91,7 +98,9 @@ class OwnClient:
         connection = self._idle(pool) or await self._opened(pool, exchange.key_digest)
         reply = connection.start(head, body)
         exchange.sent(reply, connection)
-        self._reading.add(connection, self._loop.time())
+        now_s = self._loop.time()
+        self._reading.add(connection, now_s)
+        self._attempts.add(connection, now_s)
         self._sweep_later()
         try:
             received = await reply
@@ -101,6 +110,7 @@ class OwnClient:
             return received
         finally:
             self._reading.discard(connection)
+            self._attempts.discard(connection)
             self._give_back(pool, connection)
 
     async def close(self) -> None:
@@ -165,7 +175,11 @@ class OwnClient:
             self._freed(pool)
 
     def _make(self, pool: _Pool) -> UpstreamConnection:
-        return UpstreamConnection(self._loop, self._scratch, self._largest_reply_bytes, partial(self._lost, pool))
+        lost = partial(self._lost, pool)
+        return UpstreamConnection(self._loop, self._scratch, self._largest_reply_bytes, lost, self._progressed)
+
+    def _progressed(self, connection: UpstreamConnection) -> None:
+        self._reading.add(connection, self._loop.time())
 
     # -- giving it back
 
@@ -255,6 +269,8 @@ class OwnClient:
         now_s = self._loop.time()
         for connection in self._reading.take_overdue(now_s, _SWEPT_AT_ONCE):
             connection.fail(Broken(BreakKind.READ_TIMEOUT))
+        for connection in self._attempts.take_overdue(now_s, _SWEPT_AT_ONCE):
+            connection.fail(Broken(BreakKind.READ_TIMEOUT, "--attempt-timeout is over"))
         for pool in self._pools.values():
             self._close_aged(pool, now_s)
         if self._reading or any(pool.idle for pool in self._pools.values()):

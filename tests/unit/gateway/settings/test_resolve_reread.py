@@ -15,7 +15,7 @@ def test_what_is_bound_or_counted_stays_and_the_rest_is_taken() -> None:
 
 
 def test_a_roll_waits_for_the_longest_sample_and_all_it_may_be_executed_again() -> None:
-    assert roll_deadline_s(Settings(upstream_wait_s=10, read_timeout_s=100, max_reexecutions=2)) == 310
+    assert roll_deadline_s(Settings(upstream_wait_s=10, attempt_timeout_s=100, max_reexecutions=2)) == 310
 
 
 def test_what_is_passed_over_is_named() -> None:
