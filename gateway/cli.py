@@ -73,10 +73,10 @@ def gateway() -> None:
     """Run a sampling gateway for the Tinker API: worker processes in front of vLLM, with results kept in Redis.
 
     \b
-    Try it, with nothing installed:  gateway demo
-    Serve a vLLM server:             gateway --upstream http://127.0.0.1:8100
-    Check before you start:          gateway check --upstream http://127.0.0.1:8100
-    See what it is doing:            gateway status
+    Try it, without GPU or Redis:  gateway demo
+    Run it in front of vLLM:       gateway --upstream http://127.0.0.1:8100
+    Check before you start it:     gateway check --upstream http://127.0.0.1:8100
+    See what it is doing:          gateway status
 
     Clients set TINKER_BASE_URL to the address of the gateway and TINKER_API_KEY to any key that starts with tml-. Every
     command has its own --help.

@@ -54,7 +54,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         urls.parse_source_ips,
         "LIST",
         "Local addresses for connections to the upstreams: addresses, ranges (10.0.0.10-10.0.0.25) and networks"
-        " (10.0.0.16/28), separated by commas. Worker i of n addresses uses number i mod n. One address can hold about"
+        " (10.0.0.16/28), separated by commas. Worker i uses address i mod n of n addresses. One address can hold about"
         " 28,000 connections to one upstream; give more addresses for more samples in flight. `gateway check` prints"
         " what your addresses allow.",
     ),
