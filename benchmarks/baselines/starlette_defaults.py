@@ -46,6 +46,11 @@ async def retrieve_future(request: Request) -> JSONResponse:
     return JSONResponse({"type": "sample", "sequences": [], "prompt_cache_hit_tokens": 0})
 
 
+def application() -> Starlette:
+    endpoints = {"/api/v1/session_heartbeat": heartbeat, "/api/v1/retrieve_future": retrieve_future}
+    return Starlette(routes=[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()])
+
+
 @contextmanager
 def access_log() -> Iterator[None]:
     """Write an access log to memory until the end of the block.
@@ -67,9 +72,7 @@ def access_log() -> Iterator[None]:
 @asynccontextmanager
 async def serving(listener: socket.socket) -> AsyncIterator[None]:
     """Serve until the end of the block."""
-    endpoints = {"/api/v1/session_heartbeat": heartbeat, "/api/v1/retrieve_future": retrieve_future}
-    app = Starlette(routes=[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()])
-    server = _Server(uvicorn.Config(app, log_config=None))
+    server = _Server(uvicorn.Config(application(), log_config=None))
     # `serve` would install signal handlers, which belong to the benchmark.
     running = asyncio.create_task(server._serve(sockets=[listener]))
     try:

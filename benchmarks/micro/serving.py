@@ -1,9 +1,9 @@
 """Measure small requests: the worker's server and application, and uvicorn with Starlette as they come.
 
-Heartbeats, which go by ASGI, and polls for a sample whose result is ready, a hot route that is served without. They
-come from a client process that keeps and closes connections as the SDK does, so most come over a new one. Behind ours
-is the whole public application on a store in memory; behind the baseline a handler that parses the body and answers a
-small JSON. Ours answers a poll in Protobuf, as the SDK asks for it.
+The requests are heartbeats, which Starlette's routing finds, and polls for a sample whose result is ready, which are in
+the table of hot paths. A client process sends them; it keeps and closes connections as the SDK does, so most requests
+come over a new one. Behind our server is the whole public application on a store in memory; behind the baseline, a
+handler that parses the body and answers a small JSON. Ours answers a poll in protobuf, as the SDK asks for it.
 """
 
 from __future__ import annotations
