@@ -42,7 +42,7 @@ class Template:
     """Text with `{run_id}` and `{checkpoint}` in it."""
 
     def __init__(self, text: str) -> None:
-        """Raises `ValueError` for anything but these two fields, plain."""
+        """Parse a template. Raises `ValueError` for anything but these two fields, plain."""
         self.text = text
         self._pieces: list[tuple[str, str | None]] = []
         for literal, field, spec, conversion in string.Formatter().parse(text):
@@ -60,7 +60,7 @@ class Template:
         return "".join(literal + (values[field] if field else "") for literal, field in self._pieces)
 
     def names_one(self, name: str) -> bool:
-        """Whether only one run and checkpoint give this name: read greedily and reluctantly, it is the same."""
+        """Return whether only one run and checkpoint give this name: greedy and reluctant matching agree on it."""
         greedy, reluctant = (pattern.fullmatch(name) for pattern in self._unique)
         return greedy is not None and reluctant is not None and greedy.groupdict() == reluctant.groupdict()
 
@@ -76,20 +76,20 @@ class Template:
 
 
 class Naming:
-    """What both templates make of a path."""
+    """The two names that templates make of a path."""
 
     def __init__(self, name_template: str, path_template: str | None) -> None:
-        """Raises `ValueError` where `check_templates` would."""
+        """Parse both templates. Raises `ValueError` where `check_templates` does."""
         self._name = Template(name_template)
         self._path = Template(path_template) if path_template is not None else None
 
     @property
     def loads(self) -> bool:
-        """Whether adapters are loaded on demand."""
+        """Return whether adapters are loaded on demand."""
         return self._path is not None
 
     def adapter(self, path: str) -> Adapter | None:
-        """None for what is no path of sampler weights, or gives a name that another path gives as well."""
+        """Return the adapter of a path of sampler weights; None for another path, or if two paths share the name."""
         match = _PATH.fullmatch(path)
         if match is None or match[2] in _KINDS or ".." in path:
             return None
@@ -100,7 +100,7 @@ class Naming:
 
 
 def check_templates(name_template: str, path_template: str | None) -> None:
-    """Raises `ValueError` with a sentence that names the flag."""
+    """Check both templates. Raises `ValueError` with a sentence that names the flag."""
     name = _checked("--lora-name", name_template)
     if RUN not in name.fields:
         raise ValueError(f"--lora-name: {name_template!r} is not allowed; the field {{run_id}} is needed")
@@ -116,7 +116,7 @@ def check_templates(name_template: str, path_template: str | None) -> None:
 
 
 def follows_newest(name_template: str) -> bool:
-    """Whether all checkpoints of a run share a name, so that older samplers follow the newest weights."""
+    """Return whether all checkpoints of a run share a name, so that older samplers follow the newest weights."""
     return CHECKPOINT not in Template(name_template).fields
 
 

@@ -29,7 +29,7 @@ class Limits:
 
 
 class Load(Value, frozen=True):
-    """What a worker holds now. `in_flight_bytes` counts prompts, and results that are not yet in the store."""
+    """A worker's load. `in_flight_bytes` counts prompts, and results that are not yet in the store."""
 
     in_flight: int
     in_flight_bytes: int
@@ -40,7 +40,7 @@ class Load(Value, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Tenancy:
-    """What the asking key holds of the worker, under which limits (each a `worker_part`), and who else is there.
+    """A key's part of a worker: what it holds, under which limits (each a `worker_part`), and how many keys are active.
 
     `active_keys`: keys that hold at least one sample, the asking one counted in any case. `shared`: whether more than
     one key could ask at all.
@@ -67,7 +67,7 @@ class Rejection:
 
 
 def admit(load: Load, limits: Limits, sample_bytes: int, tenancy: Tenancy) -> Rejection | None:
-    """None when a sample of `sample_bytes` may be taken, else why not.
+    """Return why a sample of `sample_bytes` is refused, or None if it is accepted.
 
     One sample is always taken by a worker that holds nothing: a prompt above the byte limit would wait for ever. The
     same goes for a key that holds nothing.
@@ -84,7 +84,7 @@ def admit(load: Load, limits: Limits, sample_bytes: int, tenancy: Tenancy) -> Re
 
 
 def worker_part(limit: int | None, workers: int) -> int | None:
-    """What one of `workers` enforces of a limit on what a key holds."""
+    """Return the part that one of `workers` enforces of a key's limit."""
     return None if limit is None else -(-limit // workers)
 
 
@@ -97,7 +97,7 @@ def refuse_request(num_samples: int, max_tokens: int, max_request_tokens: int | 
 
 
 def refuse_session(open_sessions: int, max_sessions: int | None) -> Rejection | None:
-    """None when a key with so many living sessions may open one more."""
+    """Return why a key with so many live sessions may not open another, or None if it may."""
     if max_sessions is None or open_sessions < max_sessions:
         return None
     text = f"{open_sessions} sessions of this key are open, its limit is {max_sessions} (max-sessions)"

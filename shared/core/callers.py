@@ -21,7 +21,7 @@ _MAX_KEY_CHARS: Final = 4096
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one API key may take of a gateway; None is no limit but the worker's own."""
+    """Limits of one API key; None means no limit but the worker's own."""
 
     max_in_flight: int | None = None
     max_in_flight_bytes: int | None = None
@@ -33,7 +33,7 @@ NO_LIMITS = KeyLimits()
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """One caller. `sha256` is the hex digest of the key; the key itself is nowhere."""
+    """A key in the keys file: `sha256` is its hex digest; the key itself is stored nowhere."""
 
     name: str
     sha256: str
@@ -44,7 +44,7 @@ class ApiKey(msgspec.Struct, frozen=True):
 class Caller:
     """`name` is the operator's name for the key; `secret` tags the ids that this caller is given.
 
-    `digest`: the key's SHA-256, which tells a key from another that took over its name; empty for the anonymous one.
+    `digest`: the key's SHA-256, distinguishes a key from a later one of that name; empty for the anonymous one.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Keyring:
         self._seen: dict[str, Caller] = {}
 
     def identify(self, api_key: str | None) -> Caller:
-        """The caller behind an `X-API-Key` header. Raises `Unauthorized`."""
+        """Identify the caller by an `X-API-Key` header. Raises `Unauthorized`."""
         if self._anonymous:
             return ANONYMOUS
         if not api_key or len(api_key) > _MAX_KEY_CHARS:
@@ -77,12 +77,12 @@ class Keyring:
         return caller
 
     def knows(self, digest: bytes) -> bool:
-        """Whether the caller of that `Caller.digest` may still come in."""
+        """Return whether the caller with this `Caller.digest` is still accepted."""
         return digest in self._keys if digest else self._anonymous
 
     @property
     def shared(self) -> bool:
-        """Whether more than one caller can be told apart here."""
+        """Return whether callers are distinguished here."""
         return len(self._keys) > 1
 
     def _look_up(self, api_key: str) -> Caller:

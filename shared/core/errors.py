@@ -100,11 +100,11 @@ class ConfigError(GatewayError):
 
 
 class StartError(GatewayError):
-    """The machine does not provide what a right configuration asks for; one line, for the operator."""
+    """Report, in one line for the operator, that the machine lacks what a correct configuration needs."""
 
 
 class StoreError(GatewayError):
-    """The store did not do it, or it is not known whether it did."""
+    """Report that the store did not do something, or that nobody knows whether it did."""
 
 
 class StoreUnavailable(StoreError):

@@ -50,7 +50,7 @@ class Fault:
 
 
 class BreakKind(Enum):
-    """How an exchange ended without a whole reply; the forwarder maps its library's exceptions to these."""
+    """Ways in which an exchange ends without a whole reply; the forwarder maps its library's exceptions to these."""
 
     CONNECT_REFUSED = "connection refused"
     DNS = "name not resolved"
@@ -100,14 +100,14 @@ _ROUTER_LOST_IT: Final = (
 
 
 def classify_break(kind: BreakKind, detail: str = "") -> Fault:
-    """The Fault of an exchange that ended without a whole reply. `detail`: where, and the system's own words."""
+    """Return the fault of an exchange that ended without a whole reply. `detail`: where, and the system's own words."""
     fault_class, down = _BREAKS[kind]
     message = f"upstream: {kind.value}" + (f" ({detail})" if detail else "")
     return Fault(fault_class, message[:_MESSAGE_CHARS], upstream_down=down)
 
 
 def too_large() -> Fault:
-    """Of a result that no client would get: the same request would end in the same way."""
+    """Return the fault of a result that is too large for any client: the same request would end in the same way."""
     limit = f"{LARGEST_RESULT_BYTES // 2**20} MiB"
     hint = "ask for fewer samples, tokens or top-k logprobs at once"
     return Fault(FaultClass.REFUSED, f"the result is larger than {limit}: {hint}", Category.USER)
@@ -119,7 +119,7 @@ def classify_reply(
     headers: Mapping[str, str],
     protocol: UpstreamProtocol = UpstreamProtocol.COMPLETIONS,
 ) -> Fault:
-    """The Fault behind a reply that is not a 200. `protocol`: by which it was asked."""
+    """Return the fault behind a reply that is not a 200. `protocol`: the one that was used."""
     words = upstream_words(body) or "no text"
     message = f"upstream answered {status}: {words}"
     if status in (429, 503) or (status == 408 and not body):
@@ -144,7 +144,7 @@ def _classify_5xx(status: int, words: str, message: str) -> Fault:
 
 
 def _classify_refusal(status: int, body: bytes | bytearray, message: str, protocol: UpstreamProtocol) -> Fault:
-    """A 4xx is the user's mistake, except where only the operator can mend it or the model is broken."""
+    """Blame a 4xx on the user, unless only the operator can fix it or the model is broken."""
     if status == 400 and _NAN in message:
         return Fault(FaultClass.REFUSED, f"{message} (the model computes NaN: bad weights or adapter)")
     if status in (401, 403) or (status in (404, 405) and b'"error"' not in body):
@@ -156,7 +156,7 @@ def _classify_refusal(status: int, body: bytes | bytearray, message: str, protoc
 
 
 def _operators_matter(status: int, protocol: UpstreamProtocol) -> Fault:
-    """No key, or no such endpoint: with 403 vLLM tells either, for generations."""
+    """No key, or no such endpoint: vLLM answers 403 to generations for either."""
     hints = ["the gateway's operator must set --upstream-api-key-file"] if status in (401, 403) else []
     missing = protocol is UpstreamProtocol.GENERATE and status != 401
     if missing:
@@ -170,9 +170,9 @@ def _operators_matter(status: int, protocol: UpstreamProtocol) -> Fault:
 
 
 def classify_load(status: int, body: bytes, path: str, wait_s: float) -> Fault | None:
-    """The Fault behind an answer to being asked to load the adapter of `path`; None: the upstream has it.
+    """Return the fault behind an upstream's answer to loading the adapter of `path`; None if it has the adapter.
 
-    Nothing of a sample was executed. `wait_s`: how long it is worth trying again where the upstream says no.
+    Nothing of a sample was executed. `wait_s`: how long to try again if the upstream refuses.
     """
     words = upstream_words(body)
     if status == 200 or (status == 400 and _LOADED_BEFORE in words):
@@ -188,9 +188,9 @@ def classify_load(status: int, body: bytes, path: str, wait_s: float) -> Fault |
 
 
 def upstream_words(body: bytes | bytearray) -> str:
-    """The upstream's own message: vLLM's `error.message`, FastAPI's `detail`, or the text itself; shortened.
+    """Return the upstream's own message, shortened: vLLM's `error.message`, FastAPI's `detail`, or the text itself.
 
-    Always valid Unicode, whatever was sent.
+    The result is valid Unicode, whatever was sent.
     """
     text = body[:_READ_BYTES].decode("utf-8", "replace").strip()
     try:

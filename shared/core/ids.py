@@ -41,17 +41,17 @@ ANONYMOUS_SECRET: Final = sha256(b"tinker-sampling-gateway:anonymous").digest()
 
 
 def owner_secret(api_key: str) -> bytes:
-    """The 32-byte secret that an API key's ids are tagged with; not the hash that a keys file stores."""
+    """Return the 32-byte secret that tags an API key's ids; it is not the hash that a keys file stores."""
     return sha256(b"tinker-sampling-gateway:owner:" + api_key.encode()).digest()
 
 
 def owner_tag(secret: bytes) -> str:
-    """What names an owner in the store: 16 characters that give nothing of the secret away."""
+    """Return the 16 characters that name an owner in the store and reveal nothing of the secret."""
     return blake2b(b"owner", key=secret, digest_size=8).hexdigest()
 
 
 def new_session_id(random_bytes: bytes, secret: bytes) -> str:
-    """A session id from 16 random bytes."""
+    """Make a session id of 16 random bytes."""
     return "gws-" + _b64(random_bytes + _tag(secret, b"session", random_bytes))
 
 
@@ -64,7 +64,7 @@ def owns_session(session_id: str, secret: bytes) -> bool:
 
 
 def sampling_session(session_id: str, ordinal: bytes, model: ModelRef, secret: bytes) -> SamplingSession:
-    """The sampling session that `(session_id, ordinal, model)` names.
+    """Return the sampling session that `(session_id, ordinal, model)` names.
 
     `ordinal` is the SDK's sampling_session_seq_id in decimal, or random bytes where there is none.
     """
@@ -82,7 +82,7 @@ def sampling_session(session_id: str, ordinal: bytes, model: ModelRef, secret: b
 
 
 def parse_sampling_session(text: str, secret: bytes) -> SamplingSession | None:
-    """The sampling session that an id describes; None when it is not of our form or not the caller's."""
+    """Return the sampling session that an id describes; None if it is malformed or not the caller's."""
     match = _SAMPLING.fullmatch(text) if len(text) <= MAX_ID_CHARS else None
     if match is None:
         return None
@@ -103,7 +103,7 @@ def request_id(session: SamplingSession, seq_id: int) -> str:
 
 
 def split_request_id(text: str) -> tuple[str, int] | None:
-    """`(sampling session id, seq_id)`; None when the text has not that form. Says nothing of ownership."""
+    """Split a request id into (sampling session id, seq_id); None if it is malformed. Ownership is not checked."""
     if len(text) > MAX_ID_CHARS + 20:
         return None
     head, _, tail = text.rpartition(":")

@@ -19,7 +19,7 @@ from typing import Final
 
 
 class State(Enum):
-    """The state of a sample. Its value is the first byte of a stored record; GONE is the absence of a record."""
+    """A sample's state. Its value is the first byte of a stored record; GONE means that there is no record."""
 
     PENDING = "P"
     READY = "R"
@@ -81,7 +81,7 @@ SETTLING: Final[dict[State, Event]] = {
 
 
 class Answer(Enum):
-    """The answer of `retrieve_future` for a sample, before it becomes an HTTP reply."""
+    """An answer of `retrieve_future`, before it becomes an HTTP reply."""
 
     TRY_AGAIN = "try_again"
     RESULT = "result"

@@ -1,4 +1,4 @@
-"""Do an upstream's sampled logprobs heed the temperature? Decided from one distribution, asked at two temperatures.
+"""Decide whether an upstream's sampled logprobs follow the temperature, from one distribution at two temperatures.
 
 The logprobs that a client trains on must be those of the distribution that was sampled from. vLLM reports them so with
 `--logprobs-mode processed_logprobs`; its default reports the raw log-softmax, which is the same at every temperature.
@@ -30,8 +30,9 @@ _CLAMPED: Final = -9999.0
 
 
 def logprobs_scale(at_one: Mapping[int, float], at_half: Mapping[int, float]) -> bool | None:
-    """True: they heed the temperature; False: they are raw; None: this does not tell (fewer than two tokens in common,
-    or too alike).
+    """Return whether the logprobs follow the temperature (False: they are raw). None if this cannot be decided.
+
+    It cannot with fewer than two tokens in common, or with logprobs that are too alike.
 
     Both map token ids to logprobs (nats) at the first sampled position of one prompt, at temperatures 1 and 0.5.
     """

@@ -17,16 +17,16 @@ import msgspec
 
 
 class Value(msgspec.Struct, frozen=True):
-    """The `repr` leaves out what is bytes: prompts, tokens, results and bodies are nobody's to read in a log."""
+    """An immutable value whose `repr` leaves out bytes: prompts, tokens, results and bodies do not belong in a log."""
 
     def __repr__(self) -> str:
-        told = ((name, getattr(self, name)) for name in self.__struct_fields__)
-        shown = ", ".join(f"{name}={value!r}" for name, value in told if not isinstance(value, bytes | memoryview))
+        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        shown = ", ".join(f"{name}={value!r}" for name, value in values if not isinstance(value, bytes | memoryview))
         return f"{type(self).__name__}({shown})"
 
 
 class Entity(msgspec.Struct, eq=False):
-    """What has a state, and is itself whatever that is: made in a fifth of a dataclass' time."""
+    """An object with changing state, compared by identity; made in a fifth of a dataclass' time."""
 
 
 # The SDK gives every unpickled client its own block of seq_ids: seq_id // CLONE_SPAN is the clone.
@@ -35,7 +35,7 @@ MAX_SEQ_ID = 2**63 - 1
 
 
 class SampleKey(NamedTuple):
-    """Where a sample lives in the store: the short name of its sampling session, and its seq_id."""
+    """A sample's key in the store: the short name of its sampling session, and its seq_id."""
 
     session_key: str
     seq_id: int
@@ -46,7 +46,7 @@ class SampleKey(NamedTuple):
 
 
 class ModelRef(Value, frozen=True):
-    """What a sampling session samples from; exactly one of the two is set."""
+    """The model of a sampling session; exactly one of the two is set."""
 
     base_model: str | None = None
     model_path: str | None = None

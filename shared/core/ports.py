@@ -18,7 +18,7 @@ def connection_limit(
     workers_on_the_address: int = 1,
     open_files: int | None = None,
 ) -> int:
-    """Connections that one worker can open from its source IP; at least 1.
+    """Return how many connections one worker can open from its source IP, at least 1.
 
     Ports are spent per destination, so every upstream address adds a whole range; workers that share a source IP
     share it. `open_files`: how many descriptors the process may have, None for no limit.

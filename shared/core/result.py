@@ -64,7 +64,7 @@ class SampleResult(Value, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the sequences, which are what grows with n."""
+        """Return the size of the sequences, which is what grows with n."""
         size_bytes = 0
         for sequence in self.sequences:
             size_bytes += sequence.size_bytes
@@ -72,5 +72,5 @@ class SampleResult(Value, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens in all sequences."""
+        """Return the number of tokens in all sequences."""
         return sum(len(sequence.tokens) for sequence in self.sequences) // _TOKEN_BYTES

@@ -9,7 +9,7 @@ otherwise. A blanket retry of every 5xx generates twice; none at all ends a trai
 What becomes of an ending that the store does not take: it waits, or another one is written in its place.
 
 A store that is away, or full, takes it later: it waits. One that can never take it, or refuses it again and again, must
-not hold it for ever: its client would be told "still running" until it gives up.
+not hold it forever: its client would get "still running" until it gives up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a sample has used up.
+    """A sample's use of its time and attempts.
 
     `tries` counts failed attempts of any kind, for the back-off. `waiting_since_s`: since when no upstream has taken
     it; None when the last attempt was executed, or was the first. `bounded_since_s`: since when every fault has had a
@@ -70,14 +70,14 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """Not delivered, not failed: the SDK is told to submit it again."""
+    """Neither delivered nor failed: the SDK submits the sample again."""
 
 
 Decision = Wait | Fail | Orphan
 
 
 def decide(fault: Fault, budget: Budget, policy: Policy, now_s: float, rng_unit: float) -> Decision:
-    """What to do about `fault`. `rng_unit` is a random number in [0, 1)."""
+    """Decide what to do about `fault`. `rng_unit` is a random number in [0, 1)."""
     match fault.kind:
         case FaultClass.NEVER_EXECUTED:
             return _wait_or_fail(fault, budget, policy, now_s, rng_unit)
@@ -96,7 +96,7 @@ def decide(fault: Fault, budget: Budget, policy: Policy, now_s: float, rng_unit:
 
 
 def _wait_or_fail(fault: Fault, budget: Budget, policy: Policy, now_s: float, rng_unit: float) -> Decision:
-    """The clock is that of waiting in vain: an execution in between, however long, is not charged to it."""
+    """Wait if there is time left. Only waiting is charged to the clock, not an execution in between, however long."""
     budget = replace(
         budget,
         waiting_since_s=_first(budget.waiting_since_s, now_s),
@@ -111,7 +111,7 @@ def _wait_or_fail(fault: Fault, budget: Budget, policy: Policy, now_s: float, rn
 
 
 def _left(fault: Fault, budget: Budget, policy: Policy, now_s: float) -> tuple[float, float]:
-    """What is left of the shorter wait, and how long that is in all."""
+    """Return the seconds left of whichever wait ends first, and that wait's full length."""
     waits = [(budget.waiting_since_s, policy.upstream_wait_s), (budget.bounded_since_s, fault.wait_s)]
     return min(
         (since_s + wait_s - now_s, wait_s) for since_s, wait_s in waits if since_s is not None and wait_s is not None
@@ -157,7 +157,7 @@ class Next(Enum):
 
 
 def may_never_fit(result_bytes: int) -> bool:
-    """Whether the store's limit is worth asking for."""
+    """Return whether to ask the store for its limit."""
     return result_bytes > _FITS_ANYWHERE_BYTES
 
 
@@ -173,7 +173,7 @@ def never_fits(result_bytes: int, limit_bytes: int) -> Failure | None:
 
 
 def after_refusal(state: State, refusals: int) -> Next:
-    """What to do when the store has refused an ending of this kind so often."""
+    """Decide what to do after the store has refused an ending of this kind `refusals` times."""
     if refusals < REFUSALS_MOST:
         return Next.AGAIN
     return Next.FAIL if state is State.READY else Next.GIVE_UP

@@ -50,7 +50,7 @@ class RollCall:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """The owners that have not answered yet."""
+        """Return the owners that have not answered yet."""
         return self._awaited
 
     def begin(self, now_s: float) -> None:

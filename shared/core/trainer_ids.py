@@ -1,4 +1,4 @@
-"""Names for what a training server made: its sessions and its futures, as this gateway tells them apart.
+"""Name what a training server made, its sessions and futures, so that the gateway can distinguish them.
 
 A trainer's session id reaches the client unchanged, since the SDK builds model ids from it. It carries no tag of ours,
 so whose it is cannot be read from it, and a record of that could be lost. Instead every caller has a name of its own
@@ -46,7 +46,7 @@ class TrainerFuture:
 
 
 def session_name(session_id: str, secret: bytes, *, foreign: bool) -> str | None:
-    """The name of the caller's session; None when it cannot be the caller's.
+    """Return the name of the caller's session; None if it cannot be the caller's.
 
     `foreign`: whether there is a trainer, whose ids may be anything.
     """
@@ -58,7 +58,7 @@ def session_name(session_id: str, secret: bytes, *, foreign: bool) -> str | None
 
 
 def is_usable(trainer_id: str) -> bool:
-    """Whether an id of the trainer's can be named here."""
+    """Return whether an id of the trainer's can be used here."""
     # A lone surrogate is no text: JSON can smuggle one in.
     return 0 < len(trainer_id.encode("utf-8", "replace")) <= LONGEST_ID_BYTES and not re.search(
         "[\ud800-\udfff]", trainer_id
@@ -66,13 +66,13 @@ def is_usable(trainer_id: str) -> bool:
 
 
 def session_of_model(model_id: str) -> str:
-    """The trainer's session that a model belongs to; a model that is named otherwise counts as one of its own."""
+    """Return the trainer's session that a model belongs to; a model with another form of name is its own session."""
     match = _MODEL.fullmatch(model_id)
     return match[1] if match is not None else model_id
 
 
 def is_of_sample(request_id: str) -> bool:
-    """Whether a future was promised for a sample, by the form of its id."""
+    """Return whether a future was promised for a sample, by the form of its id."""
     return request_id.startswith("gwss-")
 
 
@@ -86,7 +86,7 @@ def wrap_future(future: TrainerFuture, secret: bytes) -> str:
 
 
 def unwrap_future(text: str, secret: bytes) -> TrainerFuture | None:
-    """None when it is not of this form or not the caller's."""
+    """Read a wrapped id; None if it is malformed or not the caller's."""
     match = _FUTURE.fullmatch(text) if len(text) <= ids.MAX_ID_CHARS else None
     if match is None:
         return None
@@ -99,7 +99,7 @@ def unwrap_future(text: str, secret: bytes) -> TrainerFuture | None:
 
 
 def born_session(session: str, sampler_id: str, model_path: str, secret: bytes) -> SamplingSession:
-    """The sampling session under which the trainer's `sampler_id` is known here; the same one every time."""
+    """Return the sampling session that stands for the trainer's `sampler_id` here, the same one every time."""
     # The SDK's own numbers are decimal: the two kinds never meet.
     return ids.sampling_session(session, b"trainer:" + sampler_id.encode(), ModelRef(model_path=model_path), secret)
 

@@ -1,4 +1,4 @@
-"""By which of vLLM's two endpoints an upstream is asked for samples, and how it tells that it has the second one."""
+"""Choose which of vLLM's two endpoints an upstream is asked for samples, and find out whether it has the second."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _NOT_THERE: Final = frozenset({200, 403, 404, 405, 501})
 
 
 def has_generate(status: int) -> bool | None:
-    """What the status of an answer to `PROBE_BODY` tells; None: nothing yet, ask again."""
+    """Return what the status of an answer to `PROBE_BODY` shows; None means nothing yet, ask again."""
     if status in _REFUSED_AS_INVALID:
         return True
     return False if status in _NOT_THERE else None

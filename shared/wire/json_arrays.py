@@ -1,16 +1,14 @@
-"""Reading a large JSON reply without an object per number.
+"""Read large JSON replies and long lists of token ids without a Python object per number.
 
-pysimdjson parses, and hands out arrays of numbers as buffers that are copies of its own, so they outlive the parser.
-One parser per body: a parser refuses to parse again while anything of its last document is alive, and keeps its
-buffers. Where there is no pysimdjson (no wheel for this Python), orjson does the same at twice to five times the price.
-A body is read by one of the two, never by both: they treat duplicate keys differently.
+pysimdjson parses, and returns arrays of numbers as buffers that are copies of its own, so they outlive the parser. Each
+body has its own parser: a parser refuses to parse again while anything of its last document is alive, and keeps its
+buffers. Without pysimdjson (there is no wheel for this Python) orjson does the same in two to five times the time. Only
+one of the two reads a body: they treat duplicate keys differently.
 
 Objects and arrays of either look alike here: `value[key]`, `value.get(key)`, `len(value)`, iteration.
 
-A JSON list of token ids as bytes: what it may look like, and how many there are, without an object per token.
-
-A list that passes here is valid JSON, flat, and of non-negative integers in their one plain spelling. Whether an id is
-in the vocabulary is the upstream's to say.
+A list that `count` accepts is valid JSON, flat, and of non-negative integers in their one plain spelling. Only the
+upstream knows whether an id is in the vocabulary.
 """
 
 from __future__ import annotations
@@ -63,12 +61,12 @@ load: Final = LOADERS.get("simdjson", _load_plain)
 
 
 def piece_parser() -> Callable[[Body], JsonValue] | None:
-    """For many small documents, one after the other: each must be gone before the next. None without pysimdjson."""
+    """Return a parser for many small documents, each released before the next; None without pysimdjson."""
     return simdjson.Parser().parse if simdjson is not None else None
 
 
 def is_container(value: JsonValue) -> bool:
-    """Whether `piece_parser`'s library made an object or an array of it."""
+    """Return whether the value is an object or an array of `piece_parser`'s library."""
     return simdjson is not None and isinstance(value, simdjson.Object | simdjson.Array)
 
 
@@ -95,7 +93,7 @@ def floats(array: JsonValue) -> NDArray[np.float64]:
 
 
 def plain(value: JsonValue) -> Any:
-    """As Python lists and dicts: for what is small, or asked for seldom."""
+    """Convert to Python lists and dicts, for what is small or rarely needed."""
     if isinstance(value, list | dict):
         return value
     return value.as_dict() if hasattr(value, "as_dict") else value.as_list()
@@ -126,7 +124,7 @@ _NINE: Final = 0x39
 
 
 def count(inside: bytes) -> int | None:
-    """How many ids stand in `inside` (`b"1,2,3"`, without brackets); None when it is no plain list of 1 and more."""
+    """Count the ids in `inside` (`b"1,2,3"`, without brackets); None if it is not a plain list of one or more."""
     return _count_long(inside) if len(inside) >= _LONG_BYTES else _count_short(inside)
 
 
@@ -152,7 +150,7 @@ def _count_long(inside: bytes) -> int | None:
 
 
 def _some_wrong_start(codes: NDArray[np.uint8], commas: NDArray[np.bool_]) -> bool:
-    """Whether a number is empty, or has a zero in front of its digits; neither end is a comma."""
+    """Return whether a number is empty or has a leading zero; neither end is a comma."""
     starts = codes[1:] <= _ZERO
     starts &= commas[:-1]
     suspects = np.flatnonzero(starts) + 1

@@ -1,6 +1,6 @@
-"""OpenAI's API as far as it is read here: the model's name, how much is asked for. The rest passes as it was written.
+"""Read the model's name and the amount that a request of OpenAI's API asks for; the rest is passed on as it is.
 
-A request is written anew from its fields even where no name changes: a field that was given twice then stands once, so
+A request is written again from its fields even if no name changes: a field that was given twice then appears once, so
 that the server behind cannot read another one than we did.
 """
 
@@ -48,7 +48,7 @@ class OpenAiCall:
     fields: Mapping[str, msgspec.Raw]
 
     def encode(self, upstream_name: str) -> bytes:
-        """The body for an upstream that knows the model by this name."""
+        """Write the body for an upstream that knows the model by this name."""
         return msgspec.json.encode({**self.fields, "model": upstream_name})
 
 

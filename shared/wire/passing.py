@@ -20,7 +20,7 @@ _LENGTH: Final = 55
 
 
 def traceparent_of(header: bytes | None) -> str | None:
-    """What may be passed on of a client's `traceparent`; None for anything that is not one."""
+    """Return the part of a client's `traceparent` that is passed on; None if it is not valid."""
     if header is None:
         return None
     found = _FORM.fullmatch(header)
@@ -71,7 +71,7 @@ _DOT_SEGMENT: Final = re.compile(rb"(?:^|[/\\]|%2f|%5c)(?:\.|%2e){1,2}(?=$|[/\\]
 
 
 def to_trainer(headers: Iterable[Header]) -> list[Header]:
-    """The headers of a Tinker request that its training server gets; names are in lower case."""
+    """Return the headers of a Tinker request that its training server gets; names are in lower case."""
     return [
         (name, value)
         for name, value in headers
@@ -80,17 +80,17 @@ def to_trainer(headers: Iterable[Header]) -> list[Header]:
 
 
 def to_openai(headers: Iterable[Header]) -> list[Header]:
-    """The headers of an OpenAI request that a vLLM server gets. Its reply is not compressed: nobody asks for that."""
+    """Return the headers of an OpenAI request that a vLLM server gets. They do not ask for compression."""
     return [(name, value) for name, value in headers if name in _TO_OPENAI and value.isascii()]
 
 
 def to_client(headers: Iterable[Header]) -> list[Header]:
-    """The headers of an upstream's reply that the client gets."""
+    """Return the headers of an upstream's reply that the client gets."""
     return [(name.lower(), value) for name, value in headers if name.lower() in _FROM_UPSTREAM]
 
 
 def api_key(headers: Iterable[Header]) -> str | None:
-    """The client's own key, where it is to be passed on."""
+    """Return the client's own key, to be passed on."""
     return next((value.decode() for name, value in headers if name == b"x-api-key" and value.isascii()), None)
 
 
@@ -99,14 +99,14 @@ def without(headers: Iterable[Header], *names: bytes) -> list[Header]:
 
 
 def is_plain_target(path: bytes, query: bytes) -> bool:
-    """Whether a request's target can be appended to another server's base URL and still mean the same path there."""
+    """Return whether a target, appended to another server's base URL, still means the same path there."""
     if _DOT_SEGMENT.search(path) is not None:
         return False
     return _TARGET.fullmatch(path) is not None and _TARGET.fullmatch(b"/" + query) is not None
 
 
 def redirect_for_client(location: bytes, base_url: str) -> bytes:
-    """A `Location` as the client may follow it: one within the server behind us is one within us.
+    """Return a `Location` that the client can follow: one within the server behind us becomes one within us.
 
     `base_url`: of that server, without trailing slash. What points elsewhere (a signed URL of some storage) stays.
     """

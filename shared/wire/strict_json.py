@@ -93,7 +93,7 @@ _keys: Final = json.JSONDecoder(object_pairs_hook=_refuse_repeated_key)
 
 
 class Boundary:
-    """What stands between two elements of an array that begin with `opening` and end with `closing`, or at its end."""
+    """Bytes between two elements of an array that begin with `opening` and end with `closing`, or behind the last."""
 
     def __init__(self, opening: bytes, closing: bytes) -> None:
         self.closing = closing

@@ -1,4 +1,4 @@
-"""What is read and rewritten of a training server's JSON. Everything else of it passes unread."""
+"""Read and rewrite the few values of a training server's JSON that matter here; the rest passes unread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SaveForSampler(msgspec.Struct, frozen=True):
 
 
 class SamplerInfo(msgspec.Struct, frozen=True):
-    """The reply of `samplers/{id}`."""
+    """A reply of `samplers/{id}`."""
 
     model_path: str | None = None
 
@@ -37,7 +37,7 @@ class _Promise(msgspec.Struct):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """The result of `save_weights_for_sampler`: a path, or a sampling session that samples from what was saved."""
+    """A result of `save_weights_for_sampler`: a path, or a sampling session that samples from what was saved."""
 
     path: str | None = None
     sampling_session_id: str | None = None
@@ -53,25 +53,25 @@ _objects: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode_save_for_sampler(body: bytes) -> SaveForSampler:
-    """Raises `BadRequest`."""
+    """Decode a call of `save_weights_for_sampler`. Raises `BadRequest`."""
     return decode(_calls, body, "save_weights_for_sampler")
 
 
 def session_id_of(body: bytes) -> str | None:
-    """The id in a reply of `create_session`; None when there is none that can be used."""
+    """Return the id in a reply of `create_session`; None if there is no usable one."""
     found = _read(_sessions, body)
     usable = found is not None and is_usable(found.session_id) and not found.session_id.startswith("gws-")
     return found.session_id if found is not None and usable else None
 
 
 def promised_id(body: bytes) -> str | None:
-    """The request id of a promise."""
+    """Return the request id of a promise."""
     found = _read(_promises, body)
     return found.request_id if found is not None else None
 
 
 def saved(body: bytes) -> Saved | None:
-    """The result of a save; None when the body is something else (still running, an error)."""
+    """Return the result of a save; None if the body is something else (still running, an error)."""
     return _read(_saved, body)
 
 
@@ -80,13 +80,13 @@ def sampler_info(body: bytes) -> SamplerInfo | None:
 
 
 def base_model_of(body: bytes) -> str | None:
-    """What a reply of `weights_info` says; None when it says nothing of it."""
+    """Return the base model in a reply of `weights_info`; None if there is none."""
     found = _read(_weights, body)
     return found.base_model if found is not None else None
 
 
 def replaced(body: bytes, name: str, value: str) -> bytes:
-    """The JSON object with one value replaced and every other as it was written. Raises `ValueError`."""
+    """Replace one value of a JSON object and keep every other as it was written. Raises `ValueError`."""
     fields = _objects.decode(body)
     fields[name] = msgspec.Raw(msgspec.json.encode(value))
     return msgspec.json.encode(fields)

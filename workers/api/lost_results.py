@@ -1,19 +1,18 @@
-"""What is not in the store: gone for good, or lost by it a moment ago and about to be told again?
+"""Decide what is gone for good and what a store that lost its data will get back, for polls that find no record.
 
-A poll that is told "gone" makes its client submit the sample anew. After a loss that would be one execution in vain for
-each sample that still runs somewhere. So whoever finds a record missing looks first whether this worker's own lease is
-missing as well, which a worker that lives has only lost together with everything else, and whether anybody refills. All
-this costs commands only where a record is missing.
+A client whose poll gets "gone" submits the sample again. After a loss of data that would waste one execution for each
+sample that still runs somewhere. So a poll that finds a record missing first checks whether this worker's own lease is
+missing too, which a live worker loses only together with everything else, and whether anybody refills the store. This
+costs commands only where a record is missing.
 
-What a session poll must still be told when the log it was reading is gone: samples that nobody remembers.
+A session poll also needs the samples that nobody remembers. After a loss every worker writes into the store again what
+it runs and what it had settled. A worker that died at the same moment writes nothing, and a client on the session poll
+would wait for its samples forever, since it fetches only what is named to it. But a client numbers its samples
+consecutively and spreads them over all workers: what is missing between the known numbers, and close to them, was lost,
+or was fetched long ago.
 
-A store that was emptied is told by every worker what it runs and what it had settled. A worker that died in the same
-moment tells nothing, and a client on the session poll would wait for its samples for ever, since it fetches only what
-is named to it. But a client counts its samples up, and spreads them over all workers: what is missing between the
-numbers that are known, and close to them, was lost, or was fetched long ago.
-
-To be named in vain is harmless: a client passes over what it does not wait for, and finds out about the rest when it
-fetches it. So this is generous, once per client and lost log.
+A needless name is harmless: a client ignores what it does not wait for, and finds out about the rest when it fetches
+it. So this is generous, once per client and lost log.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 
 async def may_come_back(parts: WorkerParts) -> bool:
-    """Whether a record that is missing may still be on its way into the store. Raises `StoreError`."""
+    """Return whether a missing record may still be on its way into the store. Raises `StoreError`."""
     dispatcher = parts.dispatcher
     if dispatcher.is_refilling(parts.clock.monotonic_s()):
         return True
@@ -59,12 +58,12 @@ _EPOCH_BITS: Final = 32
 
 
 def began_anew(prev_cursor: int, page: LogPage) -> bool:
-    """Whether the client was reading another log than the one that this page is of."""
+    """Return whether the client was reading another log than that of this page."""
     return prev_cursor > 0 and prev_cursor >> _EPOCH_BITS != page.cursor >> _EPOCH_BITS
 
 
 def doubtful(known: Collection[int]) -> Iterator[int]:
-    """The seq_ids, of one clone as all of `known` are, that may have been in use beside those."""
+    """Yield the seq_ids that may have been in use beside `known`; all are of one clone."""
     if not known:
         return
     lowest, highest = min(known), max(known)
@@ -78,7 +77,7 @@ def doubtful(known: Collection[int]) -> Iterator[int]:
 
 
 async def with_lost(parts: WorkerParts, session: SamplingSession, clone_id: int, page: LogPage) -> LogPage:
-    """`page`, and as failed what the store does not know. Raises `StoreError`."""
+    """Add to `page`, as failed, what the store does not know. Raises `StoreError`."""
     known = {entry.seq_id for entry in page.entries} | await _remembered(parts, session.session_key, clone_id)
     lost: list[LogEntry] = []
     for batch in batches(doubtful(known), _AT_ONCE):
@@ -88,7 +87,7 @@ async def with_lost(parts: WorkerParts, session: SamplingSession, clone_id: int,
 
 
 async def _remembered(parts: WorkerParts, session_key: str, clone_id: int) -> set[int]:
-    """The seq_ids of the client's samples that this worker runs, or has settled."""
+    """Return the seq_ids of the client's samples that this worker runs or has settled."""
     running = list(parts.dispatcher.samples)
     settled = parts.unfetched.keys()
     known: set[int] = set()

@@ -28,7 +28,7 @@ PROTOBUF: Final = b"application/x-protobuf"
 
 
 class Reply(Value, frozen=True):
-    """What a handler answers. `on_delivered` is called when the client was still there after the last byte."""
+    """A handler's whole reply. `on_delivered` is called when the client was still there after the last byte."""
 
     status: int
     body: bytes | memoryview
@@ -89,18 +89,18 @@ def routing_error(status: int, *, in_openai: bool = False) -> Reply:
 
 
 def refusal(error: Exception) -> Reply:
-    """The reply for an error; never Redis' or Python's own words."""
-    status, text = _told(error)
+    """Return the reply for an error, never with Redis' or Python's own words."""
+    status, text = _status_and_text(error)
     return Reply(status, calls.error_body(text))
 
 
 def openai_refusal(error: Exception) -> Reply:
-    """The same for a client of OpenAI's API."""
-    status, text = _told(error)
+    """Return the reply for an error to a client of OpenAI's API."""
+    status, text = _status_and_text(error)
     return Reply(status, openai.error_body(text, status))
 
 
-def _told(error: Exception) -> tuple[int, str]:
+def _status_and_text(error: Exception) -> tuple[int, str]:
     for kind, status in STATUS_OF_ERROR:
         if isinstance(error, kind):
             return status, _text(error)

@@ -1,8 +1,8 @@
-"""Handing results over: one long poll per sample, one per sampling session, and cancelling.
+"""Deliver results: one long poll per sample, one per sampling session, and cancelling.
 
 Rules that the SDK forces (docs/wire.md): a pending retrieve is held, then 408; trouble with the store is a held poll
 too, because the SDK repeats 408 and 5xx without any pause; a session poll never answers 4xx to a well-formed request,
-since that ends the client for good; a poll for what is not the caller's is held like any other that has nothing new.
+since that ends the client for good; a poll for what is not the caller's is held like one without news.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def retrieve_future(parts: WorkerParts, request: Request) -> Reply | Strea
 
 
 def _find(parts: WorkerParts, request_id: str, caller: Caller) -> tuple[SamplingSession, SampleKey]:
-    """Raises `NotFound` for what is not of our form or not the caller's; well-formed ids of the past are found."""
+    """Return the session and key of a request id. Raises `NotFound` if it is malformed or not the caller's."""
     ident = ids.split_request_id(request_id)
     session = parts.sessions.find(ident[0], caller) if ident is not None else None
     if ident is None or session is None:
@@ -70,7 +70,7 @@ def _find(parts: WorkerParts, request_id: str, caller: Caller) -> tuple[Sampling
 
 
 async def _await_record(parts: WorkerParts, request: Request, key: SampleKey) -> Record | Wake | None:
-    """The settled record, None when there is none at all, or why the poll ends without."""
+    """Return the settled record, None if there is no record at all, or why the poll ends without one."""
     just_settled = parts.waiters.just_settled.take(key, parts.clock.monotonic_s())
     if just_settled is not None:
         return just_settled
@@ -113,7 +113,7 @@ async def _watch(parts: WorkerParts, session_key: str, waiter: Waiter) -> bool:
 
 
 async def _look(parts: WorkerParts, key: SampleKey, waiter: Waiter) -> Record | Wake | None:
-    """The record if it is settled or missing; `Wake.LOOK` while it is pending, or the store does not answer."""
+    """Return the record if it is settled, None if it is missing, or `Wake.LOOK` to look again later."""
     try:
         record = await parts.store.read(key)
         wait = record is None and await may_come_back(parts)
@@ -135,7 +135,7 @@ async def _try_again(parts: WorkerParts, request_id: str, key: SampleKey, why: W
 
 
 async def _paused_reason(parts: WorkerParts, key: SampleKey) -> str | None:
-    """Why the sample waits, if no upstream takes it; the worker that runs it knows best, others have its mark."""
+    """Return why the sample waits if no upstream takes it. The worker that runs it knows; others see its mark."""
     sample = parts.dispatcher.samples.get(key)
     if sample is not None:
         return sample.paused_reason
@@ -208,7 +208,7 @@ def _acknowledge(
 async def _await_page(
     parts: WorkerParts, request: Request, session: SamplingSession, call: calls.RetrieveFutures, hold_s: float
 ) -> LogPage:
-    """What is new, or an empty page with a cursor that stands still."""
+    """Return what is new, or an empty page with the same cursor."""
     session_key = session.session_key
     waiter = parts.waiters.log_waiter(session_key, hold_s)
     request.connection.add_lost_callback(waiter.client_gone)
@@ -237,9 +237,9 @@ async def _await_page(
 
 
 async def _read_page(parts: WorkerParts, session: SamplingSession, call: calls.RetrieveFutures) -> LogPage:
-    """What the log has after the cursor; when it is another log than before, also what may have been lost with that.
+    """Read the log after the cursor; if it is another log than before, add what may have been lost with that.
 
-    Raises `StoreError`, also while it cannot be told yet what is lost.
+    Raises `StoreError`, also while it is not yet known what is lost.
     """
     clone_id = call.cloned_sampler_id
     page = await parts.store.read_log(session.session_key, clone_id, call.prev_cursor, limit=_PAGE)

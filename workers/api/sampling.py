@@ -1,4 +1,4 @@
-"""Submitting samples, and the sampling sessions that they belong to."""
+"""Accept samples and make the sampling sessions that they belong to."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def asample(parts: WorkerParts, request: Request) -> Reply:
 
 
 def _with_images_placed(parts: WorkerParts, spec: SampleSpec, model_name: str) -> SampleSpec:
-    """Raises `BadRequest` when the model's placeholder for images is not known."""
+    """Put the model's placeholder in the place of each image. Raises `BadRequest` if it is not known."""
     if not spec.images:
         return spec
     known = {image.model: image.token_id for image in parts.live.settings.image_tokens}
@@ -83,7 +83,7 @@ async def create_sampling_session(parts: WorkerParts, request: Request) -> Reply
 
 
 async def _base_model(parts: WorkerParts, request: Request, model: ModelRef) -> str | None:
-    """What an adapter that the gateway would load belongs to, where there is somebody to ask."""
+    """Return the base model of an adapter that the gateway would load, if a training server knows it."""
     if model.model_path is None or parts.pool.catalogue.adapter(model.model_path).directory is None:
         return None
     return await training.base_model_of(parts, request, model.model_path)
@@ -100,13 +100,13 @@ async def join_sampling_session(parts: WorkerParts, request: Request) -> Reply:
 
 
 async def sampler(parts: WorkerParts, request: Request) -> Reply:
-    """What a sampling session samples from; SDKs before 0.38 ask this for the tokenizer's name."""
+    """Return the model of a sampling session; SDKs before 0.38 ask this for the tokenizer's name."""
     session = parts.sessions.get(request.path["sampling_session_id"], request.caller)
     target = await parts.adapters.bind(session.model)
     return replies.ok(calls.sampler(session.sampling_session_id, target.base_model, session.model.model_path))
 
 
 async def weights_info(parts: WorkerParts, request: Request) -> Reply:
-    """The base model of sampler weights, where there is no training server that knows more."""
+    """Return the base model of sampler weights; a training server would know more."""
     target = await parts.adapters.bind(ModelRef(model_path=calls.decode_weights_info(request.body).tinker_path))
     return replies.ok(calls.weights_info(target.base_model))

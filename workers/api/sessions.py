@@ -1,4 +1,4 @@
-"""Everything around sampling: configuration, sessions, heartbeats, telemetry, capabilities, health."""
+"""Answer everything around sampling: configuration, sessions, heartbeats, telemetry, capabilities, health."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEALTHY: Final = replies.ok(b'{"status":"ok"}')
 
 
 async def client_config(parts: WorkerParts, request: Request) -> Reply:
-    """The flags that shape how this SDK version samples; the first request of every client."""
+    """Return the flags for this SDK version; this is the first request of every client."""
     version = calls.decode_client_config(request.body)
     return replies.ok(calls.client_config(version, session_poll=parts.live.settings.session_poll))
 
@@ -42,7 +42,7 @@ async def create_session(parts: WorkerParts, request: Request) -> Reply | Stream
 
 
 async def session_heartbeat(parts: WorkerParts, request: Request) -> Reply | Streamed:
-    """410 only after a finish: a session that the store lost is alive again by this."""
+    """Keep a session alive. Only a finished one gets 410: a heartbeat revives a session that the store lost."""
     named = calls.decode_heartbeat(request.body).session_id
     session_id = training.session_name(parts, named, request)
     parts.sessions.note(session_id)
@@ -58,7 +58,7 @@ async def session_heartbeat(parts: WorkerParts, request: Request) -> Reply | Str
 
 
 async def finish_session(parts: WorkerParts, request: Request) -> Reply | Streamed:
-    """The first one wins; what runs is cancelled, on every worker."""
+    """Finish a session; the first call wins. What runs is cancelled on every worker."""
     named = request.path["session_id"]
     session_id = training.session_name(parts, named, request)
     calls.decode_finish(request.body)
@@ -70,7 +70,7 @@ async def finish_session(parts: WorkerParts, request: Request) -> Reply | Stream
 
 
 async def telemetry(parts: WorkerParts, request: Request) -> Reply:
-    """Taken and dropped, unread: it holds the caller's API key at times, and the SDK waits for this reply."""
+    """Accept and discard a body unread: at times it holds the caller's API key. The SDK waits for this reply."""
     return replies.ok(calls.TELEMETRY_ACCEPTED)
 
 

@@ -1,4 +1,4 @@
-"""What a training server answers, and where it and the gateway must agree: sessions, futures, saved weights.
+"""Answer with a training server, and keep sessions, futures and saved weights in agreement with it.
 
 Everything that is not about sampling is streamed through. A few small calls are read on the way:
 
@@ -45,14 +45,14 @@ _TROUBLE: Final = (UpstreamUnavailable, UpstreamBroke)
 
 
 def trainer_of(parts: WorkerParts) -> TrainingServer:
-    """Raises `NotImplementedHere` where there is none."""
+    """Return the training server. Raises `NotImplementedHere` if there is none."""
     if parts.trainer is None:
         raise NotImplementedHere(_ELSEWHERE)
     return parts.trainer
 
 
 async def pass_on(parts: WorkerParts, request: Request) -> Streamed:
-    """Whatever this gateway has no answer to."""
+    """Pass on whatever this gateway does not answer itself."""
     trainer = trainer_of(parts)
     outgoing = trainer.as_it_comes(request)
     parts.counters.training_requests += 1
@@ -64,7 +64,7 @@ async def pass_on(parts: WorkerParts, request: Request) -> Streamed:
 
 
 def session_name(parts: WorkerParts, session_id: str, request: Request) -> str:
-    """Under which a session is known here. Raises `NotFound`."""
+    """Return the name of a session here. Raises `NotFound`."""
     name = trainer_ids.session_name(session_id, request.caller.secret, foreign=parts.trainer is not None)
     if name is None:
         raise NotFound("there is no such session")
@@ -72,7 +72,7 @@ def session_name(parts: WorkerParts, session_id: str, request: Request) -> str:
 
 
 async def create_session(parts: WorkerParts, request: Request, trainer: TrainingServer) -> Streamed:
-    """Made there, known here. Once it is made nothing here may refuse it: it would be made again."""
+    """Make a session there and enter it here. Once it is made nothing may refuse it: it would be made again."""
     await parts.sessions.require_quota(request.caller, parts.live.settings.session_timeout_s)
     told = await _ask(parts, request, trainer.whole(request))
     if told.is_success:
@@ -93,7 +93,7 @@ async def finish(parts: WorkerParts, request: Request) -> Streamed:
 
 
 async def base_model_of(parts: WorkerParts, request: Request, path: str) -> str | None:
-    """What the training server says that saved weights belong to; None where there is none, or it does not say."""
+    """Ask the training server for the base model of saved weights; None if it, or the server, is unknown."""
     if parts.trainer is None:
         return None
     try:
@@ -104,7 +104,7 @@ async def base_model_of(parts: WorkerParts, request: Request, path: str) -> str 
 
 
 async def save_weights_for_sampler(parts: WorkerParts, request: Request) -> Streamed:
-    """Passed on, and its future wrapped."""
+    """Pass a save on and wrap its future."""
     trainer = trainer_of(parts)
     session_id = trainer_ids.session_of_model(wire.decode_save_for_sampler(request.body).model_id)
     told = await _ask(parts, request, trainer.whole(request))
@@ -117,7 +117,7 @@ async def save_weights_for_sampler(parts: WorkerParts, request: Request) -> Stre
 
 
 async def retrieve_future(parts: WorkerParts, request: Request, call: calls.RetrieveFuture) -> Reply | Streamed:
-    """A poll of what was not promised for a sample here."""
+    """Poll for a future that was not promised for a sample here."""
     if parts.trainer is None:
         raise NotFound("there is no such request")
     parts.counters.polls += 1
@@ -131,7 +131,7 @@ async def retrieve_future(parts: WorkerParts, request: Request, call: calls.Retr
 
 
 def _poll(parts: WorkerParts, request: Request, trainer: TrainingServer, call: calls.RetrieveFuture) -> Streamed:
-    """Held as long as any other poll; the result streamed, since it can be as large as what was trained on."""
+    """Hold a poll as long as any other and stream the result, which can be as large as what was trained on."""
     outgoing = trainer.whole(request)
 
     async def run(send: Send) -> None:
@@ -170,7 +170,7 @@ async def _poll_saved(
 async def _learned(
     request: Request, trainer: TrainingServer, told: TrainerReply, future: TrainerFuture
 ) -> Reply | Streamed:
-    """The result, with an id of ours for a sampling session that was born there."""
+    """Return the result, with an id of the gateway for a sampling session that the trainer made."""
     result = wire.saved(told.body) if told.status == 200 else None
     if result is None or result.sampling_session_id is None:
         return _passed_back(told)
@@ -194,7 +194,7 @@ def _hold_s(parts: WorkerParts) -> float:
 
 
 def _require_calm(status: int) -> None:
-    """The SDK repeats a 5xx of a poll without any pause. Raises `UpstreamBroke`."""
+    """Raise `UpstreamBroke` for a 5xx: the SDK repeats a poll that gets one without any pause."""
     if status >= 500:
         raise UpstreamBroke(f"the training server answered {status}; it is asked again later")
 
@@ -221,7 +221,7 @@ async def _ask(
 
 
 def _passed_back(told: TrainerReply, body: bytes | None = None) -> Streamed:
-    """The trainer's answer as the reply, with another body if one is given."""
+    """Return the trainer's answer as the reply, with another body if one is given."""
 
     async def run(send: Send) -> None:
         await send_response(send, told.status, told.headers, told.body if body is None else body)

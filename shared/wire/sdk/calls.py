@@ -1,7 +1,7 @@
-"""The Tinker API's other bodies: requests in, replies out. `asample`'s own request is in `tinker_sample.py`.
+"""Decode the Tinker API's requests, but for `asample` (`sample.py`), and write its replies.
 
-Requests are read leniently where a strict reading would end a client for good (docs/wire.md), and strictly where a
-wrong value would be acted on. Replies are bytes, never null where the SDK expects a value: its parser is strict.
+Requests are read leniently where a strict reading would end a client for good (docs/wire.md), and strictly where the
+gateway would act on a wrong value. Replies are never null where the SDK expects a value: its parser is strict.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _read(kind: type[T], body: bytes) -> T:
 
 
 def decode_create_session(body: bytes) -> CreateSession:
-    """Raises `BadRequest`, as all of these do."""
+    """Decode a `create_session`. Raises `BadRequest`, as all these functions do."""
     return _read(CreateSession, body)
 
 
@@ -158,7 +158,7 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
 
 
 def decode_finish(body: bytes) -> None:
-    """Why a session was finished is of no consequence; that the body is JSON is all that is asked."""
+    """Check that the body is JSON, if there is one: why a session was finished is of no consequence."""
     if body:
         _any_json(body)
 
@@ -192,7 +192,7 @@ def decode_retrieve_future(body: bytes) -> RetrieveFuture:
 
 
 def decode_any_retrieve_future(body: bytes) -> RetrieveFuture:
-    """As `decode_retrieve_future`, of which this is the long way."""
+    """Decode any poll; `decode_retrieve_future` tries the SDK's own form first."""
     call = _read(_RetrieveFuture, body)
     return RetrieveFuture(_text(call.request_id), bool(call.allow_metadata_only))
 
@@ -257,7 +257,7 @@ def _acknowledgements_apart(body: bytes) -> Steps[tuple[bytes, list[str] | None]
 
 
 def decode_client_config(body: bytes) -> str:
-    """The SDK's version, "" when it does not tell: a client without its configuration cannot even start."""
+    """Return the SDK's version, or "" if there is none: a client without its configuration cannot even start."""
     document = _any_json(body) if body else None
     version = document.get("sdk_version") if isinstance(document, dict) else None
     return _text(version)
@@ -276,7 +276,7 @@ def prefers_protobuf(accept: bytes | None) -> bool:
 
 
 def client_config(sdk_version: str, *, session_poll: bool) -> bytes:
-    """The flags of `POST /client/config` for one SDK version; SDKs pass over those that they do not know."""
+    """Write the flags of `POST /client/config` for one SDK version; SDKs ignore those that they do not know."""
     return orjson.dumps(
         {
             "sample_use_retrieve_futures": session_poll and _version(sdk_version) >= _SESSION_POLL_SINCE,
@@ -299,7 +299,7 @@ def dynamic_config() -> bytes:
 
 
 def _version(text: str) -> tuple[int, int, int]:
-    """(0, 0, 0) when it cannot be told: the oldest behaviour is the one that every SDK understands."""
+    """Parse a version; (0, 0, 0) if it is unreadable, since every SDK understands the oldest behaviour."""
     match = _VERSION.match(text)
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else (0, 0, 0)
 
@@ -324,7 +324,7 @@ def sampler(sampler_id: str, base_model: str, model_path: str | None) -> bytes:
 
 
 def weights_info(base_model: str) -> bytes:
-    """Of a LoRA adapter; how it was trained only a trainer knows."""
+    """Describe a LoRA adapter; only a trainer knows how it was trained."""
     return orjson.dumps({"base_model": base_model, "is_lora": True})
 
 

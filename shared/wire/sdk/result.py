@@ -1,4 +1,4 @@
-"""A sample's result in the SDK's protobuf form, and back; JSON for the SDKs that know no protobuf.
+"""Encode a sample's result in the SDK's protobuf form and decode it; write JSON for SDKs without protobuf.
 
 The messages are those of `tinker_public.proto` beside this file. They are declared here as data and built in a
 descriptor pool of our own: generated code would pin the protobuf runtime to the compiler's version, and the default
@@ -106,7 +106,7 @@ def encode_sample_response(result: SampleResult) -> bytes:
 
 
 def decode_sample_response(data: bytes | memoryview) -> SampleResult:
-    """The result in an encoded SampleResponse. Raises `ValueError` when it is none."""
+    """Decode a SampleResponse. Raises `ValueError` if it is not one."""
     message = _SampleResponse()
     try:
         message.ParseFromString(bytes(data))
@@ -125,7 +125,7 @@ def decode_sample_response(data: bytes | memoryview) -> SampleResult:
 
 
 def sample_response_json(data: bytes | memoryview) -> bytes:
-    """The JSON form that SDKs up to 0.24.1 read: null for NaN, `[id, logprob]` pairs for the top-k."""
+    """Write the JSON form that SDKs up to 0.24.1 read: null for NaN, `[id, logprob]` pairs for the top-k."""
     result = decode_sample_response(data)
     document: dict[str, Any] = {
         "type": "sample",

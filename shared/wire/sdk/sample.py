@@ -103,7 +103,7 @@ def sample_steps(body: bytes, most_lists: int = MOST_LISTS) -> Steps[SampleCall]
 
 
 def require_name(name: str | None) -> None:
-    """Raises `BadRequest` when a model cannot have this name or path."""
+    """Check a model's name or path. Raises `BadRequest`."""
     # msgspec has refused lone surrogates: what it lets through can be encoded.
     if not name or len(name.encode()) > MAX_NAME_BYTES:
         raise BadRequest(f"a model's name or path must have 1 to {MAX_NAME_BYTES} bytes")

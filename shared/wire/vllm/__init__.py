@@ -1,4 +1,4 @@
-"""vLLM's endpoints: how a sample is asked (`request`), whose a reply is (`ownership`), and how it is read (`reply`)."""
+"""Ask vLLM's endpoints for a sample (`request`), check whose a reply is (`ownership`), and read it (`reply`)."""
 
 from shared.core.upstream_protocol import UpstreamProtocol
 from shared.wire.vllm.ownership import why_not_ours

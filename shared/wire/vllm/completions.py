@@ -21,16 +21,16 @@ _TOKEN_KEY: Final = "token_id:"
 _TOKEN: Final = re.compile(_TOKEN_KEY + "[0-9]+")
 
 
-def tokens_told(choice: JsonValue) -> int:
-    """How many tokens it has, however it tells them."""
+def count_tokens(choice: JsonValue) -> int:
+    """Count the tokens of a choice, in whichever form they are given."""
     ids = choice.get("token_ids")
     scored = choice.get("logprobs")
     values = scored.get("token_logprobs") if scored is not None else None
-    return max(len(told) if told is not None else 0 for told in (ids, values))
+    return max(len(listed) if listed is not None else 0 for listed in (ids, values))
 
 
 def sampled(choice: JsonValue) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The sampled tokens and their logprobs. Raises `ReplyError`."""
+    """Return the sampled tokens and their logprobs. Raises `ReplyError`."""
     scored = choice.get("logprobs")
     if scored is None:
         raise ReplyError("without logprobs")
@@ -38,7 +38,7 @@ def sampled(choice: JsonValue) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 
 
 def sampled_topk(choice: JsonValue, k: int, tokens: int) -> TopK:
-    """The k best at each of the `tokens` places. Raises `ReplyError`."""
+    """Return the k best at each of the `tokens` places. Raises `ReplyError`."""
     rows = json_arrays.plain(choice["logprobs"]["top_logprobs"])
     if len(rows) != tokens:
         raise ReplyError(f"with {tokens} token ids and {len(rows)} rows of top_logprobs")
@@ -47,19 +47,19 @@ def sampled_topk(choice: JsonValue, k: int, tokens: int) -> TopK:
 
 
 def prompt_rows(reply: JsonValue, first_choice: JsonValue) -> JsonValue:
-    """The rows of `prompt_logprobs`; None when there are none. With several choices each repeats them."""
+    """Return the rows of `prompt_logprobs`, or None. With several choices each repeats them."""
     return first_choice.get("prompt_logprobs")
 
 
-def _token_ids(told: JsonValue, scored: JsonValue) -> NDArray[np.int64]:
-    """vLLM before `return_token_ids` tells the ids as `token_id:N` texts only."""
-    return token_ids(told) if told is not None else _ids_of(json_arrays.plain(scored["tokens"]))
+def _token_ids(listed: JsonValue, scored: JsonValue) -> NDArray[np.int64]:
+    """Return the ids; a vLLM older than `return_token_ids` gives them as `token_id:N` texts only."""
+    return token_ids(listed) if listed is not None else _ids_of(json_arrays.plain(scored["tokens"]))
 
 
 def _ids_of(texts: Sequence[Any]) -> NDArray[np.int64]:
-    """Of `token_id:N` texts. There may be a million, so all are looked at in each step, and none by itself."""
+    """Return the ids of `token_id:N` texts. There may be a million, so each step handles all of them at once."""
     digits = [text[len(_TOKEN_KEY) :] for text in texts if type(text) is str and text.startswith(_TOKEN_KEY)]
     if len(digits) != len(texts) or not are_decimal(digits):
         wrong = next(text for text in texts if not _TOKEN.fullmatch(str(text)))
-        raise ReplyError(f"with a token told as {str(wrong)[:20]!r} instead of {_TOKEN_KEY}N")
+        raise ReplyError(f"with a token written as {str(wrong)[:20]!r} instead of {_TOKEN_KEY}N")
     return in_int32(digits)

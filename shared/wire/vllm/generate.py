@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from shared.core.result import TopK
     from shared.wire.json_arrays import JsonValue
 
-# What vLLM tells in place of NaN and minus infinity, where completions answer 400. No sampled token is that unlikely.
+# What vLLM writes in place of NaN and minus infinity, where completions answer 400. No sampled token is that unlikely.
 _CLAMPED: Final = -9999.0
 # Opaque to vLLM and to us; whoever sets them may write anything.
 _VERSION_CHARS: Final = 64
 
 
 class NotComputed(ReplyError):
-    """The model computes NaN. It would again."""
+    """A reply of a model that computes NaN. It would do so again."""
 
     kind = FaultClass.REFUSED
 
 
-def tokens_told(choice: JsonValue) -> int:
-    """How many tokens it has."""
+def count_tokens(choice: JsonValue) -> int:
+    """Count the tokens of a choice."""
     ids = choice.get("token_ids")
     return len(ids) if ids is not None else 0
 
 
 def sampled(choice: JsonValue) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The sampled tokens and their logprobs. Raises `ReplyError`."""
+    """Return the sampled tokens and their logprobs. Raises `ReplyError`."""
     logprobs = sampled_logprobs([place["logprob"] for place in _content(choice)])
     if logprobs.min(initial=0.0) <= _CLAMPED:
         raise NotComputed(f"with the logprob {logprobs.min():g} (the model computes NaN: bad weights or adapter)")
@@ -49,7 +49,7 @@ def sampled(choice: JsonValue) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 
 
 def sampled_topk(choice: JsonValue, k: int, tokens: int) -> TopK:
-    """The k best at each of the `tokens` places. Raises `ReplyError`."""
+    """Return the k best at each of the `tokens` places. Raises `ReplyError`."""
     rows = [json_arrays.plain(place["top_logprobs"]) for place in _content(choice)]
     if len(rows) != tokens or not all(rows):
         raise ReplyError(f"with {tokens} token ids and {sum(map(bool, rows))} rows of top_logprobs")
@@ -59,12 +59,12 @@ def sampled_topk(choice: JsonValue, k: int, tokens: int) -> TopK:
 
 
 def prompt_rows(reply: JsonValue, first_choice: JsonValue) -> JsonValue:
-    """The rows of `prompt_logprobs`; None when there are none. They are told once, for all choices."""
+    """Return the rows of `prompt_logprobs`, or None. The reply has them once for all choices."""
     return reply.get("prompt_logprobs")
 
 
 class ImagesLeftOut(ReplyError):
-    """By a vLLM that does not know the field, and so has sampled from another prompt."""
+    """A reply of a vLLM that ignored the images, and so sampled from another prompt."""
 
     kind = FaultClass.REFUSED
 
@@ -80,24 +80,24 @@ def with_images_expanded(spec: SampleSpec, reply: JsonValue) -> SampleSpec:
 
 
 def _taken(places: dict[str, Any]) -> int:
-    """How many places are told, of all modalities together."""
-    told = [place for modality in places.values() for place in modality]
-    if not all(type(place["offset"]) is int and type(place["length"]) is int for place in told):
+    """Count the places of all modalities."""
+    taken = [place for modality in places.values() for place in modality]
+    if not all(type(place["offset"]) is int and type(place["length"]) is int for place in taken):
         raise TypeError("a place without numbers")
-    return len(told)
+    return len(taken)
 
 
 def weight_versions(choice: JsonValue) -> tuple[str, ...]:
-    """The versions of the weights that made its tokens, each once, in their order; empty where it is not told.
+    """Return the versions of the weights that made a choice's tokens, each once, in order; empty if unknown.
 
-    For information only: no generation is thrown away for it.
+    This is for information only: a generation never fails for it.
     """
     try:
         spans = json_arrays.plain(choice["weight_versions"])
-        told = [str(span["version"])[:_VERSION_CHARS] for span in spans if span["end"] > span["start"]]
+        versions = [str(span["version"])[:_VERSION_CHARS] for span in spans if span["end"] > span["start"]]
     except json_arrays.UNREADABLE:
         return ()
-    return tuple(dict.fromkeys(told))
+    return tuple(dict.fromkeys(versions))
 
 
 def _content(choice: JsonValue) -> Any:

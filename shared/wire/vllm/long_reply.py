@@ -1,19 +1,19 @@
 """A long reply of vLLM's `/v1/completions`, read in parts: what is asked for piece by piece, the rest as one document.
 
-Nineteen twentieths of such a reply are five arrays in each choice, and of those nobody asks for three: they are passed
-over. The other two are parsed some elements at a time, by one parser whose buffers stay small: one that is given 20 MB
-at once wants four times as much memory, fresh from the kernel each time, and that costs as much CPU as the parsing
-itself. What is left is a small document.
+Nineteen twentieths of such a reply are five arrays in each choice. Three of them are not needed and are skipped. The
+other two are parsed some elements at a time, by one parser whose buffers stay small: one that gets 20 MB at once needs
+four times as much memory, fresh from the kernel each time, which costs as much CPU as the parsing itself. The rest is a
+small document.
 
-Of valid JSON nothing is made but what it says as a whole:
+Valid JSON is never read as anything but what it says as a whole:
 
 - A key that is cut behind follows a comma or a brace. Its first quote can then neither be escaped nor end a string, so
-  it is a key. Where an array ends is told by a bracket with a key behind it, for the same reason.
+  it is a key. A bracket with a key behind it ends an array, for the same reason.
 - Pieces that are valid arrays when put between brackets are valid as one array, with the commas that they were cut at.
 - A plain value stands in for each array in the document that is left, at the place where the array was.
 
-What is no JSON within an array that nobody asks for is not seen. Everything else that is not as vLLM writes it is left
-to who reads the whole.
+Invalid JSON within a skipped array goes unnoticed. Everything else that vLLM does not write this way is left to the
+reader of whole replies.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PROMPT: Final = b',"prompt_token_ids":['
 
 
 class _Span(NamedTuple):
-    """The elements of an array, without its brackets. `read` is None for what nobody asks for."""
+    """A range of an array's elements, without its brackets. `read` is None for an array that nobody needs."""
 
     start: int
     end: int
@@ -60,7 +60,7 @@ _BETWEEN_NUMBERS: Final = re.compile(rb",(?=[0-9-])")
 
 
 def load(body: Body, choices: int, piece_bytes: int = _PIECE_BYTES, prompt: bytes = b"") -> JsonValue | None:
-    """What `document.load` makes of `body`, without the values of `text_offset`, `tokens` and `top_logprobs`.
+    """Load `body` as `json_arrays.load` does, without the values of `text_offset`, `tokens` and `top_logprobs`.
 
     `prompt`: to be left out, as of `without_prompt`; empty where nothing is. None when there are not as many choices,
     or anything else is unusual; that says nothing about the body.
@@ -113,7 +113,7 @@ def _load(body: Body, choices: int, reader: _Reader, prompt: bytes) -> JsonValue
 
 
 def _spans(body: Body, at: int) -> Iterator[_Span]:
-    """Of the next choice after `at`, in vLLM's order. Raises `ValueError` when it has another one."""
+    """Yield the arrays of the next choice after `at`, in vLLM's order. Raises `ValueError` if the order differs."""
     start = _after(body, b'"logprobs":{"text_offset":[', at)
     end = body.index(b"]", start)
     yield _Span(start, end, None)
@@ -140,7 +140,7 @@ def _integers(piece: JsonValue) -> Array:
 
 
 def _end(body: Body, ending: bytes, start: int) -> int:
-    """Where `ending`, which begins with a bracket, is first. Brackets alone are found ten times as fast."""
+    """Find `ending`, which begins with a bracket. Brackets alone are found ten times as fast."""
     for _ in range(_FEW_BRACKETS):
         start = body.index(b"]", start)
         if body.startswith(ending, start):
@@ -160,7 +160,7 @@ def _behind(body: Body, key: bytes, at: int) -> int:
 
 
 class _Reader:
-    """Of the arrays of one body."""
+    """Reads the arrays of one body."""
 
     def __init__(self, body: Body, parse: Callable[[Body], JsonValue], piece_bytes: int) -> None:
         self._body = body
@@ -169,13 +169,13 @@ class _Reader:
         self.view = memoryview(body)
 
     def read(self, span: _Span) -> Array | None:
-        """All elements, or None when nobody asks for them. Raises one of `UNREADABLE`."""
+        """Return all elements, or None if nobody needs them. Raises one of `UNREADABLE`."""
         if span.read is None:
             return None
         return np.concatenate([span.read(self._parse(piece)) for piece in self._pieces(span)])
 
     def _pieces(self, span: _Span) -> Iterator[bytes]:
-        """As arrays of their own; an empty one of an empty array."""
+        """Yield pieces that are arrays of their own; one empty array for an empty one."""
         start = span.start
         while found := _BETWEEN_NUMBERS.search(self._body, min(start + self._piece_bytes, span.end), span.end):
             yield b"".join((b"[", self.view[start : found.end() - 1], b"]"))

@@ -1,8 +1,8 @@
-"""What vLLM answers, as packed bytes; or why it is no answer.
+"""Decode vLLM's replies into packed bytes, or into the fault that explains why there is no result.
 
 Nothing is made up. A count, a length or a value that does not fit is an AMBIGUOUS fault that says what was wrong: never
-zeros in place of logprobs, never a wrapped token id, never fewer sequences than were promised. How one choice is read
-depends on the endpoint: `vllm_completion.py`, `vllm_generate.py`.
+zeros in place of logprobs, never a wrapped token id, never fewer sequences than were promised. `completions.py` and
+`generate.py` read one choice of each endpoint.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _LONG_PROMPT_BYTES: Final = 4 * 1024
 
 
 class _Reader(Protocol):
-    """How the choices of one endpoint are read; a module for each."""
+    """Reads the choices of one endpoint; each has a module."""
 
-    def tokens_told(self, choice: JsonValue) -> int: ...
+    def count_tokens(self, choice: JsonValue) -> int: ...
     def sampled(self, choice: JsonValue) -> tuple[NDArray[np.int64], NDArray[np.float64]]: ...
     def sampled_topk(self, choice: JsonValue, k: int, tokens: int) -> TopK: ...
     def prompt_rows(self, reply: JsonValue, first_choice: JsonValue) -> JsonValue: ...
@@ -64,7 +64,7 @@ class Decoded(Value, frozen=True):
 
 
 class _AbortedError(Exception):
-    """The engine gave the request up after `tokens` tokens."""
+    """Raised if the engine gave up the request after `tokens` tokens."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(tokens)
@@ -74,7 +74,7 @@ class _AbortedError(Exception):
 def decode_reply(
     call: UpstreamCall, spec: SampleSpec, body: Body, load: Callable[[Body], JsonValue] | None = None
 ) -> Decoded | Fault:
-    """The sequences and scores in the body of a 200, or why it is no result.
+    """Return the sequences and scores in the body of a 200, or the fault that explains why there are none.
 
     An engine that gave up is ABORTED, or NEVER_EXECUTED when it had not made a token (it drains, or is paused).
     `load`: one of `document.LOADERS`; left out, it is what costs least, with the same outcome.
@@ -97,7 +97,7 @@ def decode_reply(
 
 
 def reads_in_parts(call: UpstreamCall, spec: SampleSpec) -> bool:
-    """Whether a long reply is read at some half a millisecond for each MiB; where it is not, at up to forty."""
+    """Return whether a long reply takes about 0.5 ms for each MiB to read; otherwise it takes up to 40."""
     return call.protocol is not _GENERATE and _is_plain(call, spec) and json_arrays.simdjson is not None
 
 
@@ -106,7 +106,7 @@ def _is_plain(call: UpstreamCall, spec: SampleSpec) -> bool:
 
 
 def _decode_plain(call: UpstreamCall, body: Body) -> Decoded | None:
-    """None as in `_decode_in_parts`."""
+    """Decode a usual reply; None as in `_decode_in_parts`."""
     reply = short_reply.load(body)
     sequences = short_reply.sequences(reply, body, call.sequences, call.max_tokens) if reply is not None else None
     return Decoded(sequences, None, _cached_tokens(reply)) if sequences is not None else None
@@ -117,7 +117,7 @@ def _load_instead(rest: Body, body: Body) -> JsonValue:
 
 
 def _decode_in_parts(call: UpstreamCall, spec: SampleSpec, body: Body, prompt: bytes) -> Decoded | None:
-    """None where the whole must be looked at: for what is unusual, and for the words of a fault."""
+    """Decode a long reply in parts; None if it is unusual or a fault, whose words need the whole."""
     reply = long_reply.load(body, call.sequences, prompt=prompt)
     decoded = _decode_whole(call, spec, body, lambda _: reply) if reply is not None else None
     return decoded if isinstance(decoded, Decoded) else None
@@ -138,7 +138,7 @@ def _decode_whole(
 
 
 def combine(spec: SampleSpec, decoded: Sequence[Decoded]) -> SampleResult:
-    """All replies of an attempt as one result, with as many sequences as were promised.
+    """Combine all replies of an attempt into one result, with as many sequences as were promised.
 
     A greedy sample has one sequence, n times. The cache hits are those of the sampling request, which comes last.
     """
@@ -155,16 +155,16 @@ def _loaded(body: Body, load: Callable[[Body], JsonValue]) -> JsonValue:
     try:
         reply = load(body)
         look_up = reply.get
-        told = look_up("error") if _may_tell_an_error(body) else None
+        error_inside = look_up("error") if _may_tell_an_error(body) else None
     except json_arrays.UNREADABLE as error:
         raise ReplyError(f"with {_what_it_is(body)} ({short(error)})") from None
-    if told:
+    if error_inside:
         raise ReplyError(f"with an error inside: {upstream_words(body)}")
     return reply
 
 
 def _may_tell_an_error(body: Body) -> bool:
-    """To look for a key that is not there costs as much as to parse a small reply."""
+    """Check cheaply for an error: looking up an absent key costs as much as parsing a small reply."""
     return len(body) > _SMALL_BYTES or b"error" in body
 
 
@@ -192,7 +192,7 @@ def _decode(call: UpstreamCall, spec: SampleSpec, reply: JsonValue) -> Decoded:
 
 
 def _choices_in_order(reader: _Reader, choices: JsonValue, wanted: int) -> list[JsonValue]:
-    """One aborted choice spoils all: they belong to one promise."""
+    """Return the choices by index. One aborted choice spoils all: they belong to one promise."""
     if (
         wanted == 1
         and len(choices) == 1
@@ -201,7 +201,7 @@ def _choices_in_order(reader: _Reader, choices: JsonValue, wanted: int) -> list[
     ):
         return [only]
     if any(choice.get("finish_reason") == "abort" for choice in choices):
-        raise _AbortedError(sum(reader.tokens_told(choice) for choice in choices))
+        raise _AbortedError(sum(reader.count_tokens(choice) for choice in choices))
     if len(choices) != wanted:
         raise ReplyError(f"with {len(choices)} choices where {wanted} were asked for")
     by_index = {choice["index"]: choice for choice in choices}
@@ -225,12 +225,12 @@ def _sequence(reader: _Reader, spec: SampleSpec, choice: JsonValue, max_tokens: 
 
 
 def _mixed(choices: Sequence[JsonValue]) -> tuple[tuple[str, ...], ...]:
-    told = (generate.weight_versions(choice) for choice in choices)
-    return tuple(versions for versions in told if len(versions) > 1)
+    each = (generate.weight_versions(choice) for choice in choices)
+    return tuple(versions for versions in each if len(versions) > 1)
 
 
 def _cached_tokens(reply: JsonValue) -> int:
-    """Told for information only, and by some servers not at all: no generation is thrown away for it."""
+    """Return the cached tokens. They are information that some servers leave out: a generation never fails for it."""
     try:
         cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
     except json_arrays.UNREADABLE:

@@ -1,6 +1,6 @@
-"""A sample as vLLM wants it asked, token in and token out, at either of its two endpoints.
+"""Write a sample as a request of either of vLLM's two endpoints, tokens in and tokens out.
 
-What the requests look like, and why (docs/upstream.md has the evidence):
+How the requests look, and why (docs/upstream.md has the evidence):
 
 - `logprobs: 0` is the sampled token's alone: of a completion 67 bytes a token instead of 117 and more.
 - Every sampling parameter is sent. One that is left out takes the model's own default (generation_config.json), which
@@ -50,7 +50,7 @@ class UpstreamCall(Value, frozen=True):
 
 
 def beyond_completions(spec: SampleSpec) -> str | None:
-    """What of this sample cannot be asked of `/v1/completions`, as the start of a sentence; None where all can."""
+    """Explain, as the start of a sentence, why completions cannot answer this sample; None if they can."""
     if spec.images:
         return "the prompt has chunks of type 'image', the upstream's /v1/completions takes token ids only"
     stop = spec.params.stop
@@ -60,7 +60,7 @@ def beyond_completions(spec: SampleSpec) -> str | None:
 
 
 def completion_budget(spec: SampleSpec, context_tokens: int | None) -> int:
-    """How many tokens to ask for: as many as wanted and as the context leaves.
+    """Return how many tokens to ask for: as many as wanted and as the context leaves.
 
     Raises `BadRequest` when the prompt leaves nothing, in the words that users of the hosted service match on.
     """
@@ -84,9 +84,9 @@ def plan_calls(
     context_tokens: int | None,
     protocol: UpstreamProtocol = UpstreamProtocol.COMPLETIONS,
 ) -> list[UpstreamCall]:
-    """The requests of one attempt, the prompt's scores first where they are asked apart. Raises as `room` does.
+    """Write the requests of one attempt, first that of the prompt's scores if it is separate.
 
-    What is `beyond_completions` is for the other protocol only; that is the caller's to see to.
+    The caller makes sure that what is `beyond_completions` uses the other protocol. Raises as `completion_budget` does.
     """
     max_tokens = completion_budget(spec, context_tokens)
     choices = 1 if spec.params.temperature == 0.0 else spec.num_samples
@@ -130,12 +130,12 @@ def _generate_body(spec: SampleSpec, model: str, sampling: dict[str, Any], topk:
 
 
 def place_images(spec: SampleSpec, token_id: int) -> SampleSpec:
-    """With the model's placeholder for an image at the place of each."""
+    """Put the model's placeholder token in the place of each image."""
     return replace(spec, prompt=spec.prompt.replace(IMAGE_MARK, b"%d" % token_id))
 
 
 def _sampling_fields(params: SamplingParams, max_tokens: int, choices: int) -> dict[str, Any]:
-    """What both protocols call by the same names."""
+    """Return the fields that have the same names in both protocols."""
     fields: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": params.temperature,

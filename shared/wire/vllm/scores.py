@@ -110,9 +110,9 @@ def numbers(values: Sequence[Any]) -> NDArray[np.float64]:
 
 
 def topk_rows(ids: NDArray[np.int64], logprobs: NDArray[np.float64], lengths: Sequence[int], k: int) -> TopK:
-    """The k best of each row, the best first, filled up as the SDK reads them. `lengths`: of the rows in `ids`.
+    """Return the k best of each row, best first, padded as the SDK reads them. `lengths`: of the rows in `ids`.
 
-    vLLM adds the token itself to a row when it is not among the k best: it falls off at the end.
+    vLLM adds the sampled token to a row if it is not among the k best; it is cut off at the end.
     """
     counts = np.array(lengths, np.int64)
     shape = (len(counts), max(k, int(counts.max(initial=0))))

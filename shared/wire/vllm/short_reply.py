@@ -37,7 +37,7 @@ _parse: Final = json_arrays.piece_parser()
 
 
 def load(body: Body) -> JsonValue | None:
-    """None where it is no JSON, or there is no pysimdjson. To be let go before the next one is loaded."""
+    """Load a reply that is released before the next one; None if it is not JSON or there is no pysimdjson."""
     try:
         return _parse(body) if _parse is not None else None
     except json_arrays.UNREADABLE:
@@ -80,7 +80,7 @@ def _are_flat(body: Body, wanted: int) -> bool:
 
 
 def _sequence(choice: JsonValue, index: int, max_tokens: int) -> SequenceResult:
-    """Raises one of `UNREADABLE`."""
+    """Return one choice as a sequence. Raises one of `UNREADABLE`."""
     logprobs, tokens = choice["logprobs"]["token_logprobs"], choice["token_ids"]
     reason = STOP_REASONS[choice["finish_reason"]]
     count = len(tokens)
@@ -90,7 +90,7 @@ def _sequence(choice: JsonValue, index: int, max_tokens: int) -> SequenceResult:
 
 
 def _token_ids(told: JsonValue, count: int) -> bytes:
-    """int32, of 64-bit integers whose upper halves are zero, and whose lower ones are positive."""
+    """Return int32 bytes of 64-bit integers whose upper halves are zero and whose lower ones are positive."""
     halves = np.frombuffer(told.as_buffer(of_type="i"), _INT32)
     ids, upper = halves[::2].tobytes(), halves[1::2].tobytes()
     # Every fourth byte holds a sign.
@@ -100,7 +100,7 @@ def _token_ids(told: JsonValue, count: int) -> bytes:
 
 
 def _logprobs(told: JsonValue, count: int) -> bytes:
-    """float32"""
+    """Return float32 bytes."""
     buffer = told.as_buffer(of_type="d")
     raw = bytes(buffer)
     if len(raw) != 8 * count or raw[7::8].translate(None, _LOGPROBS):
