@@ -13,6 +13,7 @@ pieces are, and one plain value that stands in for the array proves the same for
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -88,8 +89,14 @@ def _refuse_repeated_key(pairs: list[tuple[str, Any]]) -> None:
         raise ValueError(f"the key {key[:_SHOWN_CHARS]!r} is given twice")
 
 
+def _refuse_infinite(number: str) -> None:
+    # msgspec does not look at the size of a number that nobody reads.
+    if math.isinf(float(number)):
+        raise ValueError("a number is out of range")
+
+
 # The standard library's parser is the one that shows all keys of an object.
-_keys: Final = json.JSONDecoder(object_pairs_hook=_refuse_repeated_key)
+_keys: Final = json.JSONDecoder(object_pairs_hook=_refuse_repeated_key, parse_float=_refuse_infinite)
 
 
 class Boundary:

@@ -14,6 +14,12 @@ from shared.core.errors import BadRequest
 from shared.wire.strict_json import MAX_REST_BYTES, MAX_VALUES, Boundary, array_pieces, at_once, decode
 
 _any = msgspec.json.Decoder()
+
+
+class Empty(msgspec.Struct):
+    pass
+
+
 OBJECTS = Boundary(b"{", b"}")
 TEXTS = Boundary(b'"', b'"')
 
@@ -58,6 +64,7 @@ def test_an_array_without_its_end_is_refused(body: bytes) -> None:
         (b'{"a":1,"\\u0061":2}', "the key 'a' is given twice"),
         (b'[{"b":{}},{"a":":","a":2}]', "the key 'a' is given twice"),
         (b"1" * 5000, "not a valid thing"),
+        (b'{"a":[1e400]}', "out of range"),
         (b"", "not a valid thing"),
     ],
 )
@@ -65,6 +72,11 @@ def test_refused(body: bytes, words: str) -> None:
     with pytest.raises(BadRequest) as caught:
         decode(_any, body, "thing")
     assert words in str(caught.value)
+
+
+def test_a_number_that_nobody_reads_is_checked_too() -> None:
+    with pytest.raises(BadRequest, match="a number is out of range"):
+        decode(msgspec.json.Decoder(Empty), b'{"a":-1e400}', "thing")
 
 
 def test_as_much_as_is_allowed() -> None:
