@@ -129,7 +129,7 @@ def test_empty_prompt_is_one_clear_refusal(chunks: dict[str, Any]) -> None:
     "tokens",
     [
         *("[-1]", "[1.0]", "[1e3]", "[true]", "[null]", '["1"]', "[[1]]", "[[1],[2]]", "[{}]", '[{"a":1}]', '["]"]'),
-        *("[2147483648]", "[18446744073709551616]", "[1e400]", "null", "1", '"1,2"', "{}"),
+        *("[2147483648]", "[18446744073709551616]", "null", "1", '"1,2"', "{}"),
     ],
 )
 def test_tokens_are_a_flat_list_of_ids(tokens: str) -> None:
@@ -138,7 +138,7 @@ def test_tokens_are_a_flat_list_of_ids(tokens: str) -> None:
     assert "tokens of prompt chunk 0" in refusal(data)
 
 
-@pytest.mark.parametrize("tokens", ["[01]", "[1,]", "[1 2]", "[+1]", "[NaN]", "[0x1]", "[1", "[,]"])
+@pytest.mark.parametrize("tokens", ["[01]", "[1,]", "[1 2]", "[+1]", "[NaN]", "[0x1]", "[1e400]", "[1", "[,]"])
 def test_tokens_are_json(tokens: str) -> None:
     refusal(f'{{"prompt":{{"chunks":[{{"tokens":{tokens}}}]}},"sampling_session_id":"s","seq_id":1}}'.encode())
 
