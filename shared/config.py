@@ -14,6 +14,8 @@ from shared.core.upstream_protocol import ClientChoice, ProtocolChoice
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+# By how much a session's record outlives the session and its results.
+SESSION_MARGIN_S = 300.0
 
 
 class ModelName(msgspec.Struct, frozen=True):
@@ -101,6 +103,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if self.lora_name is not None:
             return self.lora_name
         return "{run_id}--{checkpoint}" if self.lora_path is not None else "{run_id}"
+
+    @property
+    def session_ttl_s(self) -> float:
+        """How long the store keeps what it knows of a session after the session's last sign of life.
+
+        A session that is kept for as long as its results cannot be taken for another one that is new.
+        """
+        return max(self.session_timeout_s, self.undelivered_ttl_s) + SESSION_MARGIN_S
 
     @property
     def longest_attempt_s(self) -> float:

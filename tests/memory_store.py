@@ -81,6 +81,8 @@ class MemoryServer:
     stores: list[MemoryStore] = field(default_factory=list)
     restarted_s: float | None = None
     max_bytes: int = 0
+    # Takes nothing that needs room.
+    is_full: bool = False
 
     def wipe(self) -> None:
         """Lose everything, like a server that restarted empty."""
@@ -135,6 +137,10 @@ class MemoryStore:
         if self.fail_before is not None:
             raise self.fail_before
 
+    def _require_room(self) -> None:
+        if self._server.is_full:
+            raise StoreFull("the store is full")
+
     def _leave(self) -> None:
         if self.fail_after is not None:
             raise self.fail_after
@@ -150,6 +156,7 @@ class MemoryStore:
 
     async def begin(self, key: SampleKey, claim: Claim) -> Header | None:
         await self._enter()
+        self._require_room()
         stored = self._stored(key)
         state = stored.header.state if stored is not None else State.GONE
         begins = allows(state, Event.BEGIN, self._transitions)
@@ -287,8 +294,10 @@ class MemoryStore:
 
     # -- sessions
 
-    async def touch_session(self, session_id: str, now_ms: int) -> SessionInfo:
+    async def touch_session(self, session_id: str, now_ms: int, *, needs_room: bool = False) -> SessionInfo:
         await self._enter()
+        if needs_room:
+            self._require_room()
         found = self._server.sessions.get(session_id, SessionInfo(SessionState.UNKNOWN, 0))
         info = replace(found, seen_ms=max(found.seen_ms, now_ms))
         kept = SessionState.ALIVE if found.state is SessionState.UNKNOWN else found.state
@@ -312,6 +321,7 @@ class MemoryStore:
 
     async def enter_session(self, owner_tag: str, session_id: str) -> None:
         await self._enter()
+        self._require_room()
         self._server.sessions_of[owner_tag].add(session_id)
 
     async def drop_sessions(self, owner_tag: str, session_ids: Sequence[str]) -> None:
@@ -320,6 +330,7 @@ class MemoryStore:
 
     async def reserve_clone(self, session_key: str, clone_id: int) -> bool:
         await self._enter()
+        self._require_room()
         new = (session_key, clone_id) not in self._server.clones
         self._server.clones.add((session_key, clone_id))
         return new

@@ -60,7 +60,9 @@ class Worker:
         self._counters = Counters()
         clock = SystemClock()
         self._lag = LoopLag()
-        self._store = make_store(config.redis_url, settings.key_prefix, clock=clock)
+        self._store = make_store(
+            config.redis_url, settings.key_prefix, clock=clock, session_ttl_s=settings.session_ttl_s
+        )
         self._parts = build_parts(config, self._store, self._counters, clock, self._on_loss)
         self._dispatcher = self._parts.dispatcher
         self._housekeeping = Housekeeping(self._parts, config.instance, settings)

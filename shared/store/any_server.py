@@ -43,7 +43,8 @@ BULK_FROM_BYTES: Final = 256 * 1024
 # then read whole and not continued, since the record may change between two reads.
 _FIRST_LOOK_BYTES: Final = 32 * 1024
 _EPOCHS: Final = 2**21
-_SESSION_TTL_MS: Final = 24 * 3600 * 1000
+# Renewed with every session of the key.
+_SESSIONS_OF_KEY_TTL_MS: Final = 24 * 3600 * 1000
 # Renewed by every read; it ends some time after the gateway has stopped.
 _ROLL_TTL_MS: Final = 24 * 3600 * 1000
 # Four leases of the default length: longer than any worker goes without looking into its inbox.
@@ -65,6 +66,7 @@ class AnyServerStore:
         rng: Random | None = None,
         deadline_s: float = COMMAND_DEADLINE_S,
         linger_s: float = LINGER_S,
+        session_ttl_s: float = 3900.0,
         transitions: Transitions = TRANSITIONS,
     ) -> None:
         """Prepare a store without connecting. Raises `ConfigError` for a URL that is invalid or of another kind."""
@@ -72,6 +74,7 @@ class AnyServerStore:
         self._clock = clock or SystemClock()
         self._rng = rng or Random()
         self._deadline_s = deadline_s
+        self._session_ttl_ms = schema.ms(session_ttl_s)
         self._transitions = transitions
         self._start_clock = scripts.start_clock(transitions)
         self._announcements = Announcements(self._keys, self._publish, linger_s)
@@ -128,16 +131,15 @@ class AnyServerStore:
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
-    async def touch_session(self, session_id: str, now_ms: int) -> SessionInfo:
-        found = await self._commands.run(
-            scripts.TOUCH_SESSION, [self._keys.session(session_id)], now_ms, _SESSION_TTL_MS
-        )
+    async def touch_session(self, session_id: str, now_ms: int, *, needs_room: bool = False) -> SessionInfo:
+        script = scripts.TOUCH_SESSION_IF_ROOM if needs_room else scripts.TOUCH_SESSION
+        found = await self._commands.run(script, [self._keys.session(session_id)], now_ms, self._session_ttl_ms)
         seen_before, finished, seen = found
         return SessionInfo(schema.session_state(seen_before, finished), int(seen))
 
     async def finish_session(self, session_id: str, now_ms: int) -> bool:
         keys = [self._keys.session(session_id)]
-        return bool(await self._commands.run(scripts.FINISH_SESSION, keys, now_ms, _SESSION_TTL_MS))
+        return bool(await self._commands.run(scripts.FINISH_SESSION, keys, now_ms, self._session_ttl_ms))
 
     async def session_infos(self, session_ids: Sequence[str]) -> list[SessionInfo]:
         calls = [self._commands.call("HMGET", self._keys.session(name), "seen", "finished") for name in session_ids]
@@ -153,7 +155,7 @@ class AnyServerStore:
     async def enter_session(self, owner_tag: str, session_id: str) -> None:
         name = self._keys.sessions_of(owner_tag)
         await self._commands.call("SADD", name, session_id)
-        self._commands.post("PEXPIRE", name, _SESSION_TTL_MS)
+        self._commands.post("PEXPIRE", name, _SESSIONS_OF_KEY_TTL_MS)
 
     async def drop_sessions(self, owner_tag: str, session_ids: Sequence[str]) -> None:
         if session_ids:
@@ -162,7 +164,7 @@ class AnyServerStore:
     async def reserve_clone(self, session_key: str, clone_id: int) -> bool:
         name = self._keys.clones(session_key)
         added = await self._commands.call("SADD", name, clone_id)
-        self._commands.post("PEXPIRE", name, _SESSION_TTL_MS)
+        self._commands.post("PEXPIRE", name, self._session_ttl_ms)
         return bool(added)
 
     # -- ownership ----------------------------------------------------------------------------------------------

@@ -228,10 +228,11 @@ class Store(Protocol):
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
-    async def touch_session(self, session_id: str, now_ms: int) -> SessionInfo:
+    async def touch_session(self, session_id: str, now_ms: int, *, needs_room: bool = False) -> SessionInfo:
         """Record a sign of life, and create the session if it is unknown. A finished session stays finished.
 
-        Returns the state as it was before, with the new `seen_ms`.
+        Returns the state as it was before, with the new `seen_ms`. The record is kept for the store's `session_ttl_s`
+        after the last call. With `needs_room`, raises `StoreFull` and changes nothing if the store is full.
         """
         ...
 

@@ -13,6 +13,7 @@ from shared.clock import ManualClock
 from shared.core.lifecycle import TRANSITIONS
 from shared.store.cluster import ClusterStore
 from shared.store.one_server import RedisStore
+from tests.contract.samples import SESSION_TTL_S
 from tests.memory_store import MemoryServer, MemoryStore
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer, running_redis
@@ -75,9 +76,9 @@ class Bench:
         rng = Random(len(self._stores))
         match self.redis:
             case RedisServer(url=url):
-                return RedisStore(url, rng=rng, linger_s=0.05, transitions=transitions)
+                return RedisStore(url, rng=rng, linger_s=0.05, session_ttl_s=SESSION_TTL_S, transitions=transitions)
             case RedisCluster(url=url):
-                return ClusterStore(url, rng=rng, linger_s=0.05, transitions=transitions)
+                return ClusterStore(url, rng=rng, linger_s=0.05, session_ttl_s=SESSION_TTL_S, transitions=transitions)
         return MemoryStore(self.memory, transitions)
 
     async def ttl_s(self, name: str) -> float:

@@ -16,6 +16,7 @@ DIGEST = bytes(range(16))
 KEY = SampleKey("session", 1)
 NOW_MS = 1_700_000_000_000
 TTL_S = 3600.0
+SESSION_TTL_S = 4200.0
 # seq_ids that a double would round or a Lua number cannot hold.
 HUGE = [2**53 + 1, 680384511000000001, 2**63 - 1]
 ENDINGS = sorted(SETTLING, key=lambda state: state.name)

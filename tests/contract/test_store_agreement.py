@@ -14,7 +14,7 @@ from shared.core.upstream_list import PUBLISHED, UpstreamList
 from shared.store.contract import LogEntry, SessionState
 from shared.store.recovery import publish_upstreams, reap
 from tests.contract.conftest import Heard
-from tests.contract.samples import ALICE, BOB, KEY, NOW_MS, TTL_S, bring_to, claim, complete, state_of
+from tests.contract.samples import ALICE, BOB, KEY, NOW_MS, SESSION_TTL_S, TTL_S, bring_to, claim, complete, state_of
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Bench
@@ -41,6 +41,20 @@ async def test_a_finished_session_stays_finished(bench: Bench) -> None:
     assert not await store.finish_session("s", 3000)
     assert (await store.touch_session("s", 4000)).state is SessionState.FINISHED
     assert (await store.session_infos(["s"]))[0].state is SessionState.FINISHED
+
+
+async def test_a_session_is_kept_as_long_as_the_store_was_told(bench: Bench) -> None:
+    """A finished one too, and the client numbers of its sampling sessions."""
+    if bench.redis is None:
+        pytest.skip("the store in memory keeps sessions for ever")
+    store = await bench.store(ALICE)
+    await store.touch_session("s", 1000)
+    assert await bench.ttl_s("gw:n:s") == pytest.approx(SESSION_TTL_S, abs=5)
+    await store.finish_session("f", 1000)
+    assert await bench.ttl_s("gw:n:f") == pytest.approx(SESSION_TTL_S, abs=5)
+    await store.reserve_clone("session", 7)
+    await store.touch_session("s", 1001)
+    assert await bench.ttl_s("gw:c:{session}") == pytest.approx(SESSION_TTL_S, abs=5)
 
 
 async def test_a_session_that_was_lost_can_be_finished(bench: Bench) -> None:

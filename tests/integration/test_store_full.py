@@ -10,7 +10,7 @@ from shared.core.errors import StoreFull
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim
-from shared.store.contract import Settled
+from shared.store.contract import SessionState, Settled
 from tests.integration.store_calls import CLAIM, KEY, OWNER, TTL_S, make_store
 from tests.redis_server import RedisServer
 
@@ -35,6 +35,14 @@ async def test_a_full_server_refuses_new_samples_and_still_starts_clocks(heard: 
     with pytest.raises(StoreFull):
         for number in range(100, 2000):
             await store.begin(SampleKey("session", number), Claim("other-0000000000", 1, 1, bytes(16)))
+    with pytest.raises(StoreFull):
+        await store.touch_session("new", 1, needs_room=True)
+    with pytest.raises(StoreFull):
+        await store.enter_session("key", "new")
+    with pytest.raises(StoreFull):
+        await store.reserve_clone("session", 1)
+    assert (await store.session_infos(["new"]))[0].state is SessionState.UNKNOWN
+    assert (await store.touch_session("living", 1)).seen_ms == 1, "a heartbeat is taken"
     assert await store.mark_retrieved([KEY], ttl_s=300) == 1
     assert await store.renew_lease(OWNER, ttl_s=30) is False
     await store.send_control(OWNER, b"cancel")

@@ -75,7 +75,7 @@ async def create_sampling_session(parts: WorkerParts, request: Request) -> Reply
     model = ModelRef(call.base_model, call.model_path)
     base_model = await _base_model(parts, request, model)
     await parts.adapters.bind(model, base_model)
-    await parts.sessions.require_alive(session_id)
+    await parts.sessions.require_room(session_id)
     number = call.sampling_session_seq_id
     ordinal = str(number).encode() if number is not None else parts.random_bytes(ids.RANDOM_BYTES)
     session = ids.sampling_session(session_id, ordinal, model, request.caller.secret)

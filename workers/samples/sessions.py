@@ -76,9 +76,9 @@ class Sessions:
         """Begin a session of the caller, if its key may have one more at a time, counted over all hosts.
 
         Sessions that were finished, or gave no sign of life for `timeout_s`, do not count. Raise `Overloaded`,
-        `StoreError`.
+        `StoreError`; a full store raises `StoreFull`.
         """
-        await self.require_alive(session_id)
+        await self.require_room(session_id)
         if caller.limits.max_sessions is None:
             return
         # Entered before it is counted, so that two that race for the last place see each other.
@@ -101,8 +101,8 @@ class Sessions:
 
     async def enter(self, session_id: str, caller: Caller) -> None:
         """Begin a session that another server has made. Raise `StoreError` if it could not be recorded."""
+        await self.touch(session_id, needs_room=True)
         self.note(session_id)
-        await self.touch(session_id)
         if caller.limits.max_sessions is not None:
             await self._store.enter_session(ids.owner_tag(caller.secret), session_id)
 
@@ -130,6 +130,15 @@ class Sessions:
         if known.finished:
             raise SessionFinished("this session was finished")
 
+    async def require_room(self, session_id: str) -> None:
+        """Note a sign of life of a session that is new, or is about to have something new. Raise as `require_alive`.
+
+        A full store raises `StoreFull`.
+        """
+        await self.touch(session_id, needs_room=True)
+        if self.note(session_id).finished:
+            raise SessionFinished("this session was finished")
+
     def note(self, session_id: str) -> _Known:
         """Note a sign of life that needs no answer, such as a poll."""
         known = self._known.get(session_id) or self._of(session_id)
@@ -138,9 +147,13 @@ class Sessions:
         self._noted[session_id] = None
         return known
 
-    async def touch(self, session_id: str) -> bool:
-        """Write a sign of life to the store now; return whether the session is unfinished. Raise `StoreError`."""
-        self.learn(session_id, await self._store.touch_session(session_id, self._clock.wall_ms()))
+    async def touch(self, session_id: str, *, needs_room: bool = False) -> bool:
+        """Write a sign of life to the store now; return whether the session is unfinished.
+
+        Raise `StoreError`; with `needs_room` a full store raises `StoreFull`.
+        """
+        found = await self._store.touch_session(session_id, self._clock.wall_ms(), needs_room=needs_room)
+        self.learn(session_id, found)
         return not self._of(session_id).finished
 
     def learn(self, session_id: str, info: SessionInfo) -> None:

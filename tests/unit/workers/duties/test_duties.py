@@ -101,7 +101,7 @@ async def test_signs_of_life_that_could_not_be_written_are_written_later(bench: 
     await bench.turn()
     bench.sessions.note(SESSION_ID)
 
-    async def cut(*_: object) -> None:
+    async def cut(*_: object, **__: object) -> None:
         raise AWAY
 
     with pytest.MonkeyPatch.context() as patch:
