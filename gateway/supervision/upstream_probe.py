@@ -12,6 +12,7 @@ import orjson
 
 from shared.core.logprobs_check import AT_HALF, AT_ONE, PROBE_REQUEST_ID, logprobs_scale
 from shared.core.upstream_protocol import PROBE_BODY, UpstreamProtocol
+from shared.core.upstream_text import shown_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -149,7 +150,7 @@ async def _exchange(http: aiohttp.ClientSession, method: str, url: str, body: ob
         async with http.request(method, url, data=data, headers=headers, allow_redirects=False) as reply:
             raw, code = await reply.read(), reply.status
     if code != 200:
-        raise ProbeError(f"{method} {url} answered {code}: {raw[:200].decode(errors='replace')}")
+        raise ProbeError(f"{method} {url} answered {code}: {shown_words(raw)}")
     try:
         answer = orjson.loads(raw)
     except orjson.JSONDecodeError:

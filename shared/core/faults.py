@@ -6,14 +6,14 @@ docs/architecture.md; what is then done about it is decided in `retry.py`.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from shared.core.model import Category
 from shared.core.result import LARGEST_RESULT_BYTES
 from shared.core.upstream_protocol import UpstreamProtocol
+from shared.core.upstream_text import shown, shown_words, upstream_words, without_objects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,8 @@ class FaultClass(Enum):
 class Fault:
     """One failed attempt.
 
-    `message` is for the SDK's user and the log: the upstream's own words, shortened. `upstream_down`: rest this
+    `message` is for the client whose request it was, with the upstream's own words, shortened, and without addresses.
+    `log_text` is for everybody else, see `for_operators`. `upstream_down`: rest this
     upstream before it is chosen again (busy is not broken: 4xx, 429 and slowness never set it). `model_missing`: this
     upstream does not have the model. `generate_missing`: it does not have the endpoint for generations. `invalid`:
     it has refused the request before anything ran. `wait_s`: NEVER_EXECUTED, and not to be waited for longer than this.
@@ -47,6 +48,12 @@ class Fault:
     generate_missing: bool = False
     invalid: bool = False
     wait_s: float | None = None
+    log_text: str = ""
+
+    @property
+    def for_operators(self) -> str:
+        """Return what may be logged, shown or kept: no words of the upstream's that could quote a prompt."""
+        return self.log_text or shown(self.message)
 
 
 class BreakKind(Enum):
@@ -81,9 +88,9 @@ _BREAKS: Final[dict[BreakKind, tuple[FaultClass, bool]]] = {
     BreakKind.ANOTHERS_REPLY: (FaultClass.WRONG_REPLY, False),
 }
 
+# What a library reports of these may repeat bytes that the upstream sent.
+_QUOTING: Final = frozenset({BreakKind.NOT_HTTP, BreakKind.BODY_CUT})
 _MESSAGE_CHARS: Final = 500
-# Enough to hold any message; an error page can be of any size.
-_READ_BYTES: Final = 64 * 1024
 # Longer than any router asks for; a typing error in one must not hold samples for a day.
 _LONGEST_RETRY_AFTER_S: Final = 600.0
 _LOADED_BEFORE: Final = "has already been loaded"
@@ -99,11 +106,16 @@ _ROUTER_LOST_IT: Final = (
 )
 
 
-def classify_break(kind: BreakKind, detail: str = "") -> Fault:
-    """Return the fault of an exchange that ended without a whole reply. `detail`: where, and the system's own words."""
+def classify_break(kind: BreakKind, where: str = "", detail: str = "") -> Fault:
+    """Return the fault of an exchange that ended without a whole reply.
+
+    `where` (an upstream's URL) and `detail` (the system's or a library's own words) are for the log only.
+    """
     fault_class, down = _BREAKS[kind]
-    message = f"upstream: {kind.value}" + (f" ({detail})" if detail else "")
-    return Fault(fault_class, message[:_MESSAGE_CHARS], upstream_down=down)
+    message = f"upstream: {kind.value}"
+    known = ": ".join(part for part in (where, shown(detail) if kind in _QUOTING else without_objects(detail)) if part)
+    log_text = f"{message} ({known})" if known else message
+    return Fault(fault_class, message, upstream_down=down, log_text=log_text[:_MESSAGE_CHARS])
 
 
 def too_large() -> Fault:
@@ -120,6 +132,14 @@ def classify_reply(
     protocol: UpstreamProtocol = UpstreamProtocol.COMPLETIONS,
 ) -> Fault:
     """Return the fault behind a reply that is not a 200. `protocol`: the one that was used."""
+    fault = _classify_reply(status, body, headers, protocol)
+    log_text = fault.log_text or f"upstream answered {status}: {shown_words(body) or 'no text that can be shown'}"
+    return replace(fault, log_text=log_text)
+
+
+def _classify_reply(
+    status: int, body: bytes | bytearray, headers: Mapping[str, str], protocol: UpstreamProtocol
+) -> Fault:
     words = upstream_words(body) or "no text"
     message = f"upstream answered {status}: {words}"
     if status in (429, 503) or (status == 408 and not body):
@@ -166,7 +186,7 @@ def _operators_matter(status: int, protocol: UpstreamProtocol) -> Fault:
     elif not hints:
         hints.append(f"there is no {protocol.path}; is --upstream a vLLM server?")
     message = f"upstream answered {status}: {'; or '.join(hints)}"
-    return Fault(FaultClass.REFUSED, message, generate_missing=missing)
+    return Fault(FaultClass.REFUSED, message, generate_missing=missing, log_text=message)
 
 
 def classify_load(status: int, body: bytes, path: str, wait_s: float) -> Fault | None:
@@ -178,39 +198,17 @@ def classify_load(status: int, body: bytes, path: str, wait_s: float) -> Fault |
     if status == 200 or (status == 400 and _LOADED_BEFORE in words):
         return None
     if status in (429, 503):
-        return classify_reply(status, body, {})
+        busy = classify_reply(status, body, {})
+        return replace(busy, message=busy.log_text)
     # What the client named is not there; any other trouble is for the operator.
     category = Category.USER if status == 404 else Category.SERVER
     if status in (404, 405) and b'"error"' not in body:
         words, category = _NOT_ENABLED, Category.SERVER
+    else:
+        # Kept for a while, for everybody who uses the adapter.
+        words = shown_words(body)
     message = f"adapter {path}: upstream answered {status}: {words}"
     return Fault(FaultClass.NEVER_EXECUTED, message, category, wait_s=wait_s)
-
-
-def upstream_words(body: bytes | bytearray) -> str:
-    """Return the upstream's own message, shortened: vLLM's `error.message`, FastAPI's `detail`, or the text itself.
-
-    The result is valid Unicode, whatever was sent.
-    """
-    text = body[:_READ_BYTES].decode("utf-8", "replace").strip()
-    try:
-        words = _message_in(json.loads(text)) or text
-    except (ValueError, RecursionError):
-        words = text
-    # JSON can smuggle in half a surrogate pair, which no reply could carry on.
-    return words[:_MESSAGE_CHARS].encode("utf-8", "replace").decode()
-
-
-def _message_in(document: object) -> str | None:
-    if not isinstance(document, dict):
-        return None
-    error = document.get("error", document.get("detail", document.get("message")))
-    if isinstance(error, dict):
-        code, message = error.get("code"), error.get("message")
-        # sglang's router says what happened in the code, vLLM in the message.
-        words = [str(part) for part in (message, code if isinstance(code, str) else None) if part]
-        return " ".join(words) or None
-    return error if isinstance(error, str) else None
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

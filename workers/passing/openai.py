@@ -45,7 +45,7 @@ class _Broken(Exception):
     """An exchange that had no reply, or one that broke off."""
 
     def __init__(self, fault: Fault) -> None:
-        super().__init__(fault.message)
+        super().__init__(fault.for_operators)
         self.fault = fault
 
 
@@ -130,7 +130,7 @@ class OpenAiProxy:
         except _Broken as broken:
             if begun:
                 self._failed(upstream, broken.fault)
-                raise ReplyBroken(broken.fault.message) from None
+                raise ReplyBroken(broken.fault.for_operators) from None
             return broken.fault
         except ReplyBroken:
             self._failed(upstream, classify_break(BreakKind.BODY_CUT))

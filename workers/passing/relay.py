@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 from shared.core.errors import BodyIncomplete, ClientGone, ReplyBroken
+from shared.core.upstream_text import shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -92,7 +93,7 @@ async def _relay_body(response: aiohttp.ClientResponse, send: Send) -> None:
         async for piece in response.content.iter_any():
             await send({"type": "http.response.body", "body": piece, "more_body": True})
     except BROKEN as error:
-        raise ReplyBroken(f"the reply broke off: {error}") from None
+        raise ReplyBroken(f"the reply broke off: {shown(str(error))}") from None
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

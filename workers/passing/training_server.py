@@ -211,7 +211,7 @@ class TrainingServer:
 def _trouble(error: BaseException) -> UpstreamUnavailable | UpstreamBroke:
     """Return what became of a request, in words that name no address behind the gateway; the log has the address."""
     fault = fault_of(error, "training server")
-    log.debug("training server failed", extra={"error": fault.message})
+    log.debug("training server failed", extra={"error": fault.for_operators})
     if fault.kind is FaultClass.NEVER_EXECUTED:
         return UpstreamUnavailable("the training server cannot be reached; send it again later")
     return UpstreamBroke("the training server did not answer; send it again later")

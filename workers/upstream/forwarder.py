@@ -14,6 +14,7 @@ import aiohttp
 
 from shared.core.faults import Fault, FaultClass, classify_break, classify_reply, too_large
 from shared.core.upstream_protocol import UpstreamProtocol
+from shared.core.upstream_text import without_objects
 from workers.upstream.client.aiohttp_client import broken_by
 from workers.upstream.client.port import Broken, Exchange, Origin
 
@@ -155,5 +156,6 @@ def fault_of(error: BaseException, where: str) -> Fault:
 
 def _fault_of_broken(broken: Broken, where: str) -> Fault:
     if broken.errno in _OUR_OWN:
-        return Fault(FaultClass.NEVER_EXECUTED, f"the gateway cannot open more connections: {broken.detail}")
-    return classify_break(broken.kind, f"{where}: {broken.detail}" if broken.detail else where)
+        message = "the gateway cannot open more connections"
+        return Fault(FaultClass.NEVER_EXECUTED, message, log_text=f"{message}: {without_objects(broken.detail)}")
+    return classify_break(broken.kind, where, broken.detail)

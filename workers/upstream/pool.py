@@ -112,12 +112,12 @@ class UpstreamPool:
         if fault.kind is FaultClass.WRONG_REPLY:
             self._log_wrong_reply(upstream, fault)
         if fault.upstream_down:
-            self.broke(upstream, fault.message)
+            self.broke(upstream, fault.for_operators)
 
     def _log_wrong_reply(self, upstream: Upstream, fault: Fault) -> None:
         held_back = self._wrong_replies.allow(upstream.url, self._clock.monotonic_s())
         if held_back is not None:
-            fields = {"upstream": upstream.url, "error": fault.message, "not_logged": held_back}
+            fields = {"upstream": upstream.url, "error": fault.for_operators, "not_logged": held_back}
             log.warning("upstream sent a wrong reply: the sample is executed again", extra=fields)
 
     def broke(self, upstream: Upstream, why: str = "") -> None:
@@ -269,7 +269,7 @@ class UpstreamPool:
         reply = await self._forwarder.get(upstream, upstream.models_url, _LISTING_TIMEOUT_S)
         if isinstance(reply, Fault):
             if reply.upstream_down:
-                self.broke(upstream, reply.message)
+                self.broke(upstream, reply.for_operators)
             return None
         await self.protocols.learn(upstream)
         upstream.answered_probe(self._clock.monotonic_s())

@@ -83,7 +83,7 @@ class Protocols:
         # Clients get the message, too, but only the operator can fix it.
         held_back = self._throttle.allow(upstream.url, self._clock.monotonic_s())
         if held_back is not None:
-            fields = {"upstream": upstream.url, "error": fault.message, "samples_not_told": held_back}
+            fields = {"upstream": upstream.url, "error": fault.for_operators, "samples_not_told": held_back}
             log.warning(NO_GENERATE, extra=fields)
 
     def other(self, upstream: Upstream, fault: Fault) -> UpstreamProtocol | None:
@@ -107,5 +107,5 @@ class Protocols:
         if upstream.protocol is UpstreamProtocol.GENERATE:
             return None
         if not upstream.protocol_known:
-            return Fault(FaultClass.NEVER_EXECUTED, f"{upstream.url} has not answered yet which API it has")
+            return Fault(FaultClass.NEVER_EXECUTED, "the upstream has not answered yet which API it has")
         return Fault(FaultClass.REFUSED, self.refusal(beyond), Category.USER)

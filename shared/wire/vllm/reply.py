@@ -10,10 +10,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from shared.core.faults import Fault, FaultClass, upstream_words
+from shared.core.faults import Fault, FaultClass
 from shared.core.model import Value
 from shared.core.result import PromptScores, SampleResult, SequenceResult
 from shared.core.upstream_protocol import UpstreamProtocol
+from shared.core.upstream_text import upstream_words
 from shared.wire import json_arrays
 from shared.wire.vllm import completions, generate, long_reply, short_reply
 from shared.wire.vllm.scores import ReplyError, WrongReply, packed, prompt_scores, short

@@ -202,7 +202,11 @@ async def test_an_adapter_without_files_is_unknown(tmp_path: Path, monkeypatch: 
     ("config", "fault", "words"),
     [
         ({"lora": "off"}, [], "--enable-lora"),
-        ({}, [{"kind": "status", "status": 500, "path": LOAD, "body": "LoRA rank 16 is greater"}], "rank 16"),
+        (
+            {},
+            [{"kind": "status", "status": 500, "path": LOAD, "body": "LoRA rank 16 is greater than max_lora_rank 8."}],
+            "rank 16",
+        ),
     ],
 )
 async def test_an_adapter_that_no_upstream_can_load_is_refused_in_its_words(

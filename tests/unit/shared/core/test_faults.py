@@ -11,10 +11,10 @@ from shared.core.faults import (
     classify_break,
     classify_load,
     classify_reply,
-    upstream_words,
 )
 from shared.core.model import Category
 from shared.core.upstream_protocol import UpstreamProtocol
+from shared.core.upstream_text import upstream_words
 from tests.vllm_recordings import recording
 
 USER, SERVER = Category.USER, Category.SERVER
@@ -199,14 +199,17 @@ BREAKS = {
 
 @pytest.mark.parametrize("kind", BreakKind)
 def test_break_table(kind: BreakKind) -> None:
-    fault = classify_break(kind, "http://h: words")
+    fault = classify_break(kind, "http://h", "words")
     assert (fault.kind, fault.upstream_down) == BREAKS[kind]
     assert fault.category is SERVER
-    assert fault.message == f"upstream: {kind.value} (http://h: words)"
+    assert fault.message == f"upstream: {kind.value}"
+    assert fault.for_operators == f"upstream: {kind.value} (http://h: words)"
 
 
 def test_break_without_detail() -> None:
-    assert classify_break(BreakKind.DNS) == Fault(NEVER, "upstream: name not resolved", upstream_down=True)
+    assert classify_break(BreakKind.DNS) == Fault(
+        NEVER, "upstream: name not resolved", upstream_down=True, log_text="upstream: name not resolved"
+    )
 
 
 LORA_PATH = "tinker://run-1/sampler_weights/3"
@@ -229,7 +232,13 @@ def test_an_adapter_that_is_there(status: int, body: bytes) -> None:
         (404, b'{"error":{"message":"No adapter found for /x"}}', Category.USER, "No adapter found for /x", 60.0),
         (404, b'{"detail":"Not Found"}', Category.SERVER, "--enable-lora", 60.0),
         (405, b"", Category.SERVER, "--enable-lora", 60.0),
-        (400, b'{"error":{"message":"LoRA rank 16 is greater"}}', Category.SERVER, "rank 16", 60.0),
+        (
+            400,
+            b'{"error":{"message":"LoRA rank 16 is greater than max_lora_rank 8."}}',
+            Category.SERVER,
+            "rank 16",
+            60.0,
+        ),
         (500, b"size mismatch for base_model.model", Category.SERVER, "size mismatch", 60.0),
         # Busy is not a refusal: worth the wait for any upstream.
         (503, b"later", Category.SERVER, "later", None),
