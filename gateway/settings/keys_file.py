@@ -44,7 +44,7 @@ def parse_keys(text: str, path: str) -> tuple[ApiKey, ...]:
     """Read the keys of a file. Raises `ConfigError` with the path and the line or entry."""
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also Python's own ValueError for an integer with too many digits
         raise ConfigError(f"{path}: {error}; {_ENTRY}") from None
     entries = data.pop("keys", [])
     if data or not isinstance(entries, list):
@@ -73,6 +73,9 @@ def parse_limits(given: Mapping[str, Any], where: str) -> KeyLimits:
     """Read limits, given by their names in the file. Raises `ConfigError` with the name of the limit."""
     values: dict[str, int] = {}
     for limit, value in given.items():
+        # TOML's integers have 64 bits. Python refuses to write a much longer one in decimal.
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise ConfigError(f"{where}: {limit}: the number is too large")
         try:
             values[limit.replace("-", "_")] = LIMITS[limit](value if isinstance(value, str) else repr(value))
         except ValueError as error:

@@ -148,7 +148,7 @@ def _parsed(flag: Flag, given: Given) -> Any:
 def _file_values(path: str, read_text: Callable[[str], str]) -> dict[str, Given]:
     try:
         data = tomllib.loads(_read(path, "--config", read_text))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also Python's own ValueError for an integer with too many digits
         raise ConfigError(f"--config: {path}: {error}") from None
     return {key.replace("-", "_"): _file_value(key, value, path) for key, value in data.items()}
 
@@ -170,6 +170,8 @@ def _file_value(key: str, value: Any, path: str) -> Given:
 def _file_text(value: Any, key: str, path: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, int) and value.bit_length() > 64:
+        raise ConfigError(f"{path}: {key}: the number is too large")
     if isinstance(value, str | int | float):
         return str(value)
     raise ConfigError(f"{path}: {key} must be text, a number, or true or false")

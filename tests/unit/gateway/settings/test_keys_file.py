@@ -97,3 +97,9 @@ def test_a_new_entry_is_a_valid_one() -> None:
     assert parse_keys(text, "x") == (ApiKey("alice", sha256(b"tml-k").hexdigest()),)
     assert not re.search("tml-", text)
     assert tomllib.loads(text)["keys"][0]["name"] == "alice"
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "0x" + "f" * 5000])
+def test_a_number_without_end_is_refused_in_words(number: str) -> None:
+    with pytest.raises(ConfigError, match=r"keys\.toml"):
+        parse_keys(f"{new_entry('alice', 'tml-k', NO_LIMITS)}max-in-flight = {number}\n", "keys.toml")

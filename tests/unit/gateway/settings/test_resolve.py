@@ -37,6 +37,12 @@ def test_flag_before_environment_before_file() -> None:
     assert (found.workers, found.port, found.lease_s, found.upstreams) == (4, 2, 9.0, ("http://file",))
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "0x" + "f" * 5000])
+def test_a_number_without_end_is_refused_in_words(number: str) -> None:
+    with pytest.raises(ConfigError, match=r"g\.toml"):
+        settings({}, {"g.toml": f"port = {number}"}, config="g.toml")
+
+
 def test_a_file_that_is_nested_without_end_is_refused_in_words() -> None:
     """Found by the fuzzer: the library's parser has no bound of its own."""
     with pytest.raises(ConfigError, match=r"--config: g\.toml: "):
