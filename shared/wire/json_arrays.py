@@ -32,7 +32,7 @@ except ImportError:  # CPython without a wheel
     simdjson = None
 
 JsonValue = Any
-# As it was received: a long one was read into its place, and is not copied to become bytes.
+# A body as it was received. A long one is a bytearray, which is not copied to become bytes.
 Body = bytes | bytearray
 
 # What pysimdjson, orjson and wrong types raise; RuntimeError is pysimdjson's for nesting that is too deep, and
@@ -44,20 +44,16 @@ class NestedArray(TypeError):
     """A list stands where a number should."""
 
 
-def _load_plain(body: Body) -> JsonValue:
-    return orjson.loads(body)
-
-
 def _load_simdjson(body: Body) -> JsonValue:
     assert simdjson is not None
     return simdjson.Parser().parse(body)
 
 
 # By name, so that a test can run both.
-LOADERS: Final[dict[str, Callable[[Body], JsonValue]]] = {"orjson": _load_plain}
+LOADERS: Final[dict[str, Callable[[Body], JsonValue]]] = {"orjson": orjson.loads}
 if simdjson is not None:
     LOADERS["simdjson"] = _load_simdjson
-load: Final = LOADERS.get("simdjson", _load_plain)
+load: Final = LOADERS.get("simdjson", orjson.loads)
 
 
 def piece_parser() -> Callable[[Body], JsonValue] | None:
@@ -76,7 +72,8 @@ def integers(array: JsonValue) -> NDArray[np.int64]:
         return array.astype(np.int64, casting="safe", copy=False)
     _require_flat(array)
     if isinstance(array, list):
-        _require(all(type(item) is int for item in array), "not an integer")
+        if not all(type(item) is int for item in array):
+            raise TypeError("not an integer")
         return np.array(array, np.int64)
     return np.frombuffer(array.as_buffer(of_type="i"), np.int64)
 
@@ -87,7 +84,8 @@ def floats(array: JsonValue) -> NDArray[np.float64]:
         return array.astype(np.float64, casting="safe", copy=False)
     _require_flat(array)
     if isinstance(array, list):
-        _require(all(type(item) in (int, float) for item in array), "not a number")
+        if not all(type(item) in (int, float) for item in array):
+            raise TypeError("not a number")
         return np.array(array, np.float64)
     return np.frombuffer(array.as_buffer(of_type="d"), np.float64)
 
@@ -105,19 +103,14 @@ def _require_flat(array: JsonValue) -> None:
         raise NestedArray("an array within an array")
 
 
-def _require(condition: bool, otherwise: str) -> None:
-    if not condition:
-        raise TypeError(otherwise)
-
-
-# Every digit as 0, a comma as itself, all else as x: what a list looks like, at one pass in C.
+# Map digits to 0, a comma to itself and everything else to x: one pass in C shows the shape of a list.
 _SHAPE: Final = bytes(0x30 if code in b"0123456789" else 0x2C if code == 0x2C else 0x78 for code in range(256))
-# A number of ten digits may be above 2**31 - 1, and no vocabulary comes near: cheaper to tell than the exact bound.
+# A number of ten digits may be above 2**31 - 1, and no vocabulary is that large. The exact bound costs more to check.
 _TEN_DIGITS: Final = b"0" * 10
-# Where numpy's dozen calls cost less than a search for each of what may not be in it.
+# From this length on, numpy's dozen calls cost less than a search for each byte that is not allowed.
 _LONG_BYTES: Final = 4096
 _COMMA: Final = 0x2C
-# What has its code between a comma's and a digit's.
+# The characters between a comma and the digits in ASCII.
 _BETWEEN: Final = (b"-", b".", b"/")
 _ZERO: Final = 0x30
 _NINE: Final = 0x39
@@ -132,7 +125,7 @@ def _count_short(inside: bytes) -> int | None:
     shape = inside.translate(_SHAPE)
     if b"x" in shape or _TEN_DIGITS in shape:
         return None
-    # A comma too much and a zero in front are no JSON: its parser sees them in less time than two searches take.
+    # An extra comma and a leading zero are invalid JSON; the parser finds them faster than two searches would.
     try:
         return len(load(b"[%b]" % inside)) or None
     except UNREADABLE:
@@ -156,7 +149,7 @@ def _some_wrong_start(codes: NDArray[np.uint8], commas: NDArray[np.bool_]) -> bo
     suspects = np.flatnonzero(starts) + 1
     if codes[0] == _ZERO and not commas[1]:
         return True
-    # Whoever is last is no comma, so a zero that stands alone; of the others a comma must follow, on a zero.
+    # If the last byte is a suspect, it is a zero that stands alone. Each other suspect must be a zero before a comma.
     suspects = suspects[suspects < len(codes) - 1]
     return bool((commas[suspects] | ~commas[suspects + 1]).any())
 
@@ -165,10 +158,9 @@ def _some_run_of_ten(commas: NDArray[np.bool_]) -> bool:
     # Wherever it begins, a run of ten holds four neighbouring pairs, each of bytes 2k and 2k + 1.
     twos = commas[: len(commas) // 2 * 2].view(np.uint16) == 0
     fours = twos[1:] & twos[:-1]
-    return bool((fours[2:] & fours[:-2]).any()) and _some_exact_run_of_ten(~commas)
-
-
-def _some_exact_run_of_ten(digits: NDArray[np.bool_]) -> bool:
+    if not (fours[2:] & fours[:-2]).any():
+        return False
+    digits = ~commas
     twos = digits[1:] & digits[:-1]
     fours = twos[2:] & twos[:-2]
     eights = fours[4:] & fours[:-4]

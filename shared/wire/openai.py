@@ -24,7 +24,7 @@ _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text: Final = msgspec.json.Decoder(str)
 _count: Final = msgspec.json.Decoder(int | None)
 _prompts: Final = msgspec.json.Decoder(list[msgspec.Raw])
-# Of keys, prompts and messages; to read as many takes 10 ms.
+# The most keys, prompts and messages together; reading this many takes 10 ms.
 MAX_TEXTS: Final = 100_000
 _LONG_BYTES: Final = 2**20
 # The names of "how many tokens at most", the newer one first.
@@ -40,7 +40,7 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class OpenAiCall:
-    """A request for completions. `max_tokens`: None = what the context leaves. `sequences`: of all its prompts."""
+    """A request for completions. `max_tokens` is None for what the context leaves; `sequences` counts all prompts."""
 
     model: str
     max_tokens: int | None
@@ -64,7 +64,7 @@ def call_steps(body: bytes) -> Steps[OpenAiCall]:
         yield
     if body.count(b'"') > 2 * MAX_TEXTS:
         yield
-        # Those that are not escaped, or a few more: each key, prompt or message has two.
+        # Count the quotes that are not escaped, or a few more: each key, prompt or message has two.
         quotes = body.count(b'"') - body.count(b'\\"')
         yield
         if quotes + body.count(b'\\\\"') > 2 * MAX_TEXTS:
@@ -111,10 +111,9 @@ def error_body(message: str, status: int) -> bytes:
 
 
 def models(context_tokens: Mapping[str, int | None]) -> bytes:
-    """`GET /v1/models`. `context_tokens`: by offered name, None where it is not known."""
-    return orjson.dumps({"object": "list", "data": [_card(name, tokens) for name, tokens in context_tokens.items()]})
-
-
-def _card(name: str, tokens: int | None) -> dict[str, Any]:
-    card: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "gateway"}
-    return card if tokens is None else card | {"max_model_len": tokens}
+    """Write the reply to `GET /v1/models`. `context_tokens` is by offered name; None means that it is not known."""
+    cards: list[dict[str, Any]] = []
+    for name, tokens in context_tokens.items():
+        length = {"max_model_len": tokens} if tokens is not None else {}
+        cards.append({"id": name, "object": "model", "created": 0, "owned_by": "gateway", **length})
+    return orjson.dumps({"object": "list", "data": cards})

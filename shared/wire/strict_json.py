@@ -31,13 +31,13 @@ T = TypeVar("T")
 # A computation that yields between its pieces and returns its result.
 Steps: TypeAlias = Generator[None, None, T]
 
-# Besides what is taken out of a body first: a prompt, acknowledgements. Far above what a client sends.
+# The most values in a body, besides a prompt and acknowledgements, which are taken out first. Clients send far fewer.
 MAX_VALUES: Final = 10_000
 # The most of a body that one call of a parser is given, prompts apart: a few milliseconds of CPU.
 MAX_REST_BYTES: Final = 2**20
 # What one step reads of an array: some 1,500 prompt chunks.
 _PIECE_BYTES: Final = 64 * 1024
-# How often the end of an element that is longer than a piece is looked for: none holds as many inner brackets.
+# How often to look for the end of an element that is longer than a piece: no valid one has as many inner brackets.
 _TRIES: Final = 64
 _SHOWN_CHARS: Final = 40
 # White space as an expression. Where there is more than any client writes, a body is read as an unusual one.
@@ -133,7 +133,7 @@ def array_pieces(
 
 
 def _boundary_of_long_element(body: bytes, start: int, boundary: Boundary, piece_bytes: int) -> re.Match[bytes]:
-    # To look for its first byte is many times faster than to search for the pattern.
+    # Looking for its first byte is many times faster than searching for the pattern.
     at = max(start, body.rfind(boundary.closing, start, start + piece_bytes))
     for _ in range(_TRIES):
         at = body.find(boundary.closing, at)

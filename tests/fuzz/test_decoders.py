@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import posixpath
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
@@ -135,19 +136,22 @@ POLL: Final = (
 @pytest.mark.parametrize(
     ("decode", "body"),
     [
-        (calls.decode_create_session, b'{"tags":["a"],"user_metadata":{"b":1},"sdk_version":"0.38.0"}'),
-        (calls.decode_heartbeat, b'{"session_id":"s","type":"session_heartbeat"}'),
+        (
+            partial(calls.decode_body, calls.CreateSession),
+            b'{"tags":["a"],"user_metadata":{"b":1},"sdk_version":"0.38.0"}',
+        ),
+        (partial(calls.decode_body, calls.Heartbeat), b'{"session_id":"s","type":"session_heartbeat"}'),
         (calls.decode_finish, b'{"reason":{"type":"success"},"detail":null}'),
         (calls.decode_create_sampling_session, b'{"session_id":"s","sampling_session_seq_id":0,"base_model":"m"}'),
-        (calls.decode_join, b'{"sampling_session_id":"s"}'),
+        (partial(calls.decode_body, calls.Join), b'{"sampling_session_id":"s"}'),
         (calls.decode_retrieve_future, b'{"request_id":"s:1","allow_metadata_only":true}'),
         (calls.decode_retrieve_futures, POLL),
         (calls.decode_cancel_future, b'{"request_id":"s:1"}'),
         (calls.decode_client_config, b'{"sdk_version":"0.38.0"}'),
-        (calls.decode_weights_info, b'{"tinker_path":"tinker://r/sampler_weights/1"}'),
+        (partial(calls.decode_body, calls.WeightsInfo), b'{"tinker_path":"tinker://r/sampler_weights/1"}'),
         (trainer.decode_save_for_sampler, b'{"model_id":"s:train:0","path":"p"}'),
     ],
-    ids=lambda value: value.__name__ if callable(value) else "",
+    ids=lambda value: getattr(value.args[0] if isinstance(value, partial) else value, "__name__", ""),
 )
 def test_other_requests(decode: Callable[[bytes], Any], body: bytes) -> None:
     """A13, D2"""

@@ -91,7 +91,8 @@ async def _base_model(parts: WorkerParts, request: Request, model: ModelRef) -> 
 
 async def join_sampling_session(parts: WorkerParts, request: Request) -> Reply:
     """Give a client that was unpickled in another process a number of its own."""
-    session = parts.sessions.get(calls.decode_join(request.body).sampling_session_id, request.caller)
+    joined = calls.decode_body(calls.Join, request.body)
+    session = parts.sessions.get(joined.sampling_session_id, request.caller)
     for _ in range(_CLONE_TRIES):
         clone_id = 1 + int.from_bytes(parts.random_bytes(8), "big") % _CLONES
         if await parts.store.reserve_clone(session.session_key, clone_id):
@@ -108,5 +109,6 @@ async def sampler(parts: WorkerParts, request: Request) -> Reply:
 
 async def weights_info(parts: WorkerParts, request: Request) -> Reply:
     """Return the base model of sampler weights; a training server would know more."""
-    target = await parts.adapters.bind(ModelRef(model_path=calls.decode_weights_info(request.body).tinker_path))
+    path = calls.decode_body(calls.WeightsInfo, request.body).tinker_path
+    target = await parts.adapters.bind(ModelRef(model_path=path))
     return replies.ok(calls.weights_info(target.base_model))

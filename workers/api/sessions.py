@@ -29,11 +29,11 @@ async def client_config(parts: WorkerParts, request: Request) -> Reply:
 
 async def dynamic_config(parts: WorkerParts, request: Request) -> Reply:
     calls.decode_client_config(request.body)
-    return replies.ok(calls.dynamic_config())
+    return replies.ok(calls.DYNAMIC_CONFIG)
 
 
 async def create_session(parts: WorkerParts, request: Request) -> Reply | Streamed:
-    calls.decode_create_session(request.body)
+    calls.decode_body(calls.CreateSession, request.body)
     if parts.trainer is not None:
         return await training.create_session(parts, request, parts.trainer)
     session_id = ids.new_session_id(parts.random_bytes(ids.RANDOM_BYTES), request.caller.secret)
@@ -43,7 +43,7 @@ async def create_session(parts: WorkerParts, request: Request) -> Reply | Stream
 
 async def session_heartbeat(parts: WorkerParts, request: Request) -> Reply | Streamed:
     """Keep a session alive. Only a finished one gets 410: a heartbeat revives a session that the store lost."""
-    named = calls.decode_heartbeat(request.body).session_id
+    named = calls.decode_body(calls.Heartbeat, request.body).session_id
     session_id = training.session_name(parts, named, request)
     parts.sessions.note(session_id)
     try:

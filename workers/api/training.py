@@ -74,14 +74,14 @@ def session_name(parts: WorkerParts, session_id: str, request: Request) -> str:
 async def create_session(parts: WorkerParts, request: Request, trainer: TrainingServer) -> Streamed:
     """Make a session there and enter it here. Once it is made nothing may refuse it: it would be made again."""
     await parts.sessions.require_quota(request.caller, parts.live.settings.session_timeout_s)
-    told = await _ask(parts, request, trainer.whole(request))
-    if told.is_success:
-        session_id = wire.session_id_of(told.body)
+    reply = await _ask(parts, request, trainer.whole(request))
+    if reply.is_success:
+        session_id = wire.session_id_of(reply.body)
         if session_id is None:
             raise UpstreamBroke("the training server's reply to create_session has no session_id that can be used")
         with suppress(StoreError):
             await parts.sessions.enter(session_name(parts, session_id, request), request.caller)
-    return _passed_back(told)
+    return _passed_back(reply)
 
 
 async def heartbeat(parts: WorkerParts, request: Request) -> Streamed:
@@ -97,23 +97,23 @@ async def base_model_of(parts: WorkerParts, request: Request, path: str) -> str 
     if parts.trainer is None:
         return None
     try:
-        told = await _ask(parts, request, parts.trainer.weights(request, path), _WEIGHTS_S)
+        reply = await _ask(parts, request, parts.trainer.weights(request, path), _WEIGHTS_S)
     except _TROUBLE:
         return None
-    return wire.base_model_of(told.body) if told.is_success else None
+    return wire.base_model_of(reply.body) if reply.is_success else None
 
 
 async def save_weights_for_sampler(parts: WorkerParts, request: Request) -> Streamed:
     """Pass a save on and wrap its future."""
     trainer = trainer_of(parts)
     session_id = trainer_ids.session_of_model(wire.decode_save_for_sampler(request.body).model_id)
-    told = await _ask(parts, request, trainer.whole(request))
-    promised = wire.promised_id(told.body) if told.is_success else None
+    reply = await _ask(parts, request, trainer.whole(request))
+    promised = wire.promised_id(reply.body) if reply.is_success else None
     if promised is None or not trainer_ids.is_usable(promised) or not trainer_ids.is_usable(session_id):
-        return _passed_back(told)
+        return _passed_back(reply)
     future = TrainerFuture(promised, session_name(parts, session_id, request))
     wrapped = trainer_ids.wrap_future(future, request.caller.secret)
-    return _passed_back(told, wire.replaced(told.body, "request_id", wrapped))
+    return _passed_back(reply, wire.replaced(reply.body, "request_id", wrapped))
 
 
 async def retrieve_future(parts: WorkerParts, request: Request, call: calls.RetrieveFuture) -> Reply | Streamed:
@@ -159,8 +159,8 @@ async def _poll_saved(
         async with while_connected(request.connection), trainer.held(_hold_s(parts)):
             async with trainer.exchange(trainer.whole(request, body)) as response:
                 _require_calm(response.status)
-                told = await trainer.read(response)
-                return await _learned(request, trainer, told, future)
+                reply = await trainer.read(response)
+                return await _learned(request, trainer, reply, future)
     except _TROUBLE as error:
         raise _busy(parts, error) from None
     except TimeoutError:
@@ -168,24 +168,24 @@ async def _poll_saved(
 
 
 async def _learned(
-    request: Request, trainer: TrainingServer, told: TrainerReply, future: TrainerFuture
+    request: Request, trainer: TrainingServer, reply: TrainerReply, future: TrainerFuture
 ) -> Reply | Streamed:
     """Return the result, with an id of the gateway for a sampling session that the trainer made."""
-    result = wire.saved(told.body) if told.status == 200 else None
+    result = wire.saved(reply.body) if reply.status == 200 else None
     if result is None or result.sampling_session_id is None:
-        return _passed_back(told)
+        return _passed_back(reply)
     path = result.path or await _path_of(request, trainer, result.sampling_session_id)
     if path is None or not path.startswith("tinker://"):
         reason = "the training server does not tell which weights its new sampling session samples from"
         return replies.ok(calls.failure_body(Failure(reason, Category.SERVER)))
     born = trainer_ids.born_session(future.session, result.sampling_session_id, path, request.caller.secret)
-    return _passed_back(told, wire.replaced(told.body, "sampling_session_id", born.sampling_session_id))
+    return _passed_back(reply, wire.replaced(reply.body, "sampling_session_id", born.sampling_session_id))
 
 
 async def _path_of(request: Request, trainer: TrainingServer, sampler_id: str) -> str | None:
-    told = await trainer.ask(request, trainer.sampler(request, sampler_id))
-    _require_calm(told.status)
-    info = wire.sampler_info(told.body) if told.is_success else None
+    reply = await trainer.ask(request, trainer.sampler(request, sampler_id))
+    _require_calm(reply.status)
+    info = wire.sampler_info(reply.body) if reply.is_success else None
     return info.model_path if info is not None else None
 
 
@@ -220,11 +220,11 @@ async def _ask(
         raise
 
 
-def _passed_back(told: TrainerReply, body: bytes | None = None) -> Streamed:
+def _passed_back(reply: TrainerReply, body: bytes | None = None) -> Streamed:
     """Return the trainer's answer as the reply, with another body if one is given."""
 
     async def run(send: Send) -> None:
-        await send_response(send, told.status, told.headers, told.body if body is None else body)
+        await send_response(send, reply.status, reply.headers, reply.body if body is None else body)
 
     return Streamed(run)
 

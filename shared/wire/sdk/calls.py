@@ -27,12 +27,20 @@ if TYPE_CHECKING:
 __all__ = ["SampleCall", "decode_sample", "sample_steps"]
 
 MAX_CURSOR: Final = 2**53
-# From here on the session poll neither spins when idle nor repeats for ever what is final (docs/wire.md).
+# From here on the session poll neither spins when idle nor repeats final entries forever (docs/wire.md).
 _SESSION_POLL_SINCE: Final = (0, 27, 2)
 _VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?")
 _CANCEL_BATCH: Final = 64
 
 TELEMETRY_ACCEPTED: Final = b'{"status":"accepted"}'
+DYNAMIC_CONFIG: Final = orjson.dumps(
+    {
+        "refresh_interval_sec": 300,
+        "sample_cancel_enabled": True,
+        "sample_cancel_max_batch_size": _CANCEL_BATCH,
+        "sample_join_sampling_session": True,
+    }
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -101,12 +109,8 @@ class _RetrieveFutures(msgspec.Struct):
     retrieved_request_ids: list[str] | None = None
 
 
-def _reader(kind: type[T]) -> tuple[msgspec.json.Decoder[T], str]:
-    return msgspec.json.Decoder(kind), kind.__name__.lstrip("_")
-
-
 _readers: Final[dict[type, Any]] = {
-    kind: _reader(kind)
+    kind: (msgspec.json.Decoder(kind), kind.__name__.lstrip("_"))
     for kind in (
         CreateSession,
         Heartbeat,
@@ -138,33 +142,25 @@ MAX_ACKNOWLEDGED: Final = 200_000
 _IDS_AHEAD: Final = re.compile(rb'"retrieved_request_ids"%b:%b\[%b(?=")' % (BLANKS, BLANKS, BLANKS))
 _BETWEEN_IDS: Final = Boundary(b'"', b'"')
 _IDS_MARK: Final = "@ids"
-# Of both keys and one text: with a key that is given twice there would be more.
+# The quotes of two keys and one text. A key that is given twice would add more.
 _PLAIN_RETRIEVE_QUOTES: Final = 6
 
 
-def _read(kind: type[T], body: bytes) -> T:
+def decode_body(kind: type[T], body: bytes) -> T:
+    """Decode a body into `kind`, one of the classes above. Raises `BadRequest`, as all these functions do."""
     decoder, name = _readers[kind]
     decoded: T = decode(decoder, body, name)
     return decoded
 
 
-def decode_create_session(body: bytes) -> CreateSession:
-    """Decode a `create_session`. Raises `BadRequest`, as all these functions do."""
-    return _read(CreateSession, body)
-
-
-def decode_heartbeat(body: bytes) -> Heartbeat:
-    return _read(Heartbeat, body)
-
-
 def decode_finish(body: bytes) -> None:
-    """Check that the body is JSON, if there is one: why a session was finished is of no consequence."""
+    """Check that the body is JSON, if there is one. The reason that it gives is ignored."""
     if body:
-        _any_json(body)
+        decode(_any_decoder, body, "JSON text")
 
 
 def decode_create_sampling_session(body: bytes) -> CreateSamplingSession:
-    call = _read(CreateSamplingSession, body)
+    call = decode_body(CreateSamplingSession, body)
     if (call.base_model is None) == (call.model_path is None):
         raise BadRequest("exactly one of base_model and model_path is needed")
     require_name(call.base_model if call.base_model is not None else call.model_path)
@@ -173,16 +169,8 @@ def decode_create_sampling_session(body: bytes) -> CreateSamplingSession:
     return call
 
 
-def decode_weights_info(body: bytes) -> WeightsInfo:
-    return _read(WeightsInfo, body)
-
-
-def decode_join(body: bytes) -> Join:
-    return _read(Join, body)
-
-
 def decode_retrieve_future(body: bytes) -> RetrieveFuture:
-    # What the SDK writes has these two keys and nothing else, so that there is nothing for msgspec to pass over.
+    # The SDK writes these two keys and nothing else, so msgspec has nothing to skip.
     if body.count(b'"') <= _PLAIN_RETRIEVE_QUOTES:
         try:
             return _plain_retrieve.decode(body)
@@ -193,12 +181,12 @@ def decode_retrieve_future(body: bytes) -> RetrieveFuture:
 
 def decode_any_retrieve_future(body: bytes) -> RetrieveFuture:
     """Decode any poll; `decode_retrieve_future` tries the SDK's own form first."""
-    call = _read(_RetrieveFuture, body)
+    call = decode_body(_RetrieveFuture, body)
     return RetrieveFuture(_text(call.request_id), bool(call.allow_metadata_only))
 
 
 def decode_cancel_future(body: bytes) -> CancelFuture:
-    return CancelFuture(_text(_read(_CancelFuture, body).request_id))
+    return CancelFuture(_text(decode_body(_CancelFuture, body).request_id))
 
 
 def _text(value: Any) -> str:
@@ -218,7 +206,7 @@ def retrieve_futures_steps(body: bytes) -> Steps[RetrieveFutures]:
     acknowledged: list[str] | None = None
     if len(body) > _LONG_POLL_BYTES:
         body, acknowledged = yield from _acknowledgements_apart(body)
-    call = _read(_RetrieveFutures, body)
+    call = decode_body(_RetrieveFutures, body)
     if acknowledged is not None:
         if call.retrieved_request_ids != [_IDS_MARK]:
             raise BadRequest("retrieved_request_ids stands in the wrong place")
@@ -236,7 +224,7 @@ def retrieve_futures_steps(body: bytes) -> Steps[RetrieveFutures]:
 
 
 def _acknowledgements_apart(body: bytes) -> Steps[tuple[bytes, list[str] | None]]:
-    """Return the body with one text in place of its acknowledgements, and those; None if there are none to be found."""
+    """Return the body with one text in place of its acknowledgements, and the acknowledgements; None without any."""
     key = _IDS_AHEAD.search(body, 0, _LONG_POLL_BYTES)
     if key is None:
         return body, None
@@ -258,17 +246,13 @@ def _acknowledgements_apart(body: bytes) -> Steps[tuple[bytes, list[str] | None]
 
 def decode_client_config(body: bytes) -> str:
     """Return the SDK's version, or "" if there is none: a client without its configuration cannot even start."""
-    document = _any_json(body) if body else None
+    document = decode(_any_decoder, body, "JSON text") if body else None
     version = document.get("sdk_version") if isinstance(document, dict) else None
     return _text(version)
 
 
-def _any_json(body: bytes) -> Any:
-    return decode(_any_decoder, body, "JSON text")
-
-
 def prefers_protobuf(accept: bytes | None) -> bool:
-    """SDKs from 0.18.2 name protobuf for samples; older ones take JSON only."""
+    """Return whether the client takes protobuf. SDKs from 0.18.2 ask for it; older ones take JSON only."""
     return accept is not None and b"application/x-protobuf" in accept
 
 
@@ -283,17 +267,6 @@ def client_config(sdk_version: str, *, session_poll: bool) -> bytes:
             "sample_join_sampling_session": True,
             "sample_cancel_enabled": True,
             "sample_cancel_max_batch_size": _CANCEL_BATCH,
-        }
-    )
-
-
-def dynamic_config() -> bytes:
-    return orjson.dumps(
-        {
-            "refresh_interval_sec": 300,
-            "sample_cancel_enabled": True,
-            "sample_cancel_max_batch_size": _CANCEL_BATCH,
-            "sample_join_sampling_session": True,
         }
     )
 
@@ -329,7 +302,7 @@ def weights_info(base_model: str) -> bytes:
 
 
 def capabilities(models: Mapping[str, int | None], *, trainable: bool = False) -> bytes:
-    """`models`: name -> context length in tokens, None where the upstream does not tell."""
+    """Write the models on offer: name -> context length in tokens, None if the upstream does not report it."""
     listed: list[dict[str, Any]] = []
     for name, context_tokens in models.items():
         entry: dict[str, Any] = {"model_name": name, "trainable": trainable, "sampleable": True}
@@ -359,14 +332,12 @@ def complete_metadata(size_bytes: int) -> bytes:
 
 
 def completions(entries: Iterable[tuple[str, bool, int]], cursor: int) -> bytes:
-    """`entries`: (request id, finished, payload size in bytes)."""
-    return orjson.dumps({"completions": [_completion(*entry) for entry in entries], "cursor": cursor})
-
-
-def _completion(request_id: str, finished: bool, size_bytes: int) -> dict[str, Any]:
-    if not finished:
-        return {"state": "failed", "request_id": request_id}
-    return {"state": "finished", "request_id": request_id, "response_payload_uncompressed_size": size_bytes}
+    """Write the reply to a session poll. Each entry is (request id, finished, payload size in bytes)."""
+    listed: list[dict[str, Any]] = []
+    for request_id, finished, size_bytes in entries:
+        size = {"response_payload_uncompressed_size": size_bytes} if finished else {}
+        listed.append({"state": "finished" if finished else "failed", "request_id": request_id, **size})
+    return orjson.dumps({"completions": listed, "cursor": cursor})
 
 
 def error_body(detail: str) -> bytes:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -28,10 +28,10 @@ from shared.wire.strict_json import BLANKS, MAX_VALUES, Boundary, array_pieces, 
 if TYPE_CHECKING:
     from shared.wire.strict_json import Steps
 
-# Above the longest context of a model that is asked with a chunk for each token.
+# More than the longest context of any model whose client sends a chunk for each token.
 MAX_CHUNKS: Final = 300_000
 MOST_LISTS: Final = 64
-# What one step reads of a token list, and a step that does less for each byte of an image.
+# How much of a token list one step reads. A step that does less for each byte reads `_LONG_STEP_BYTES`.
 STEP_BYTES: Final = 256 * 1024
 _LONG_STEP_BYTES: Final = 8 * STEP_BYTES
 # Images are taken out of a body that has more than this besides its tokens.
@@ -257,9 +257,13 @@ class Prompt:
         if raw.startswith(_LIST_MARK):
             return self._lists[int(raw[len(_LIST_MARK) : -1])]
         ids = _ids(raw[1:-1]) if raw.startswith(b"[") else None
-        if ids is None:
-            _refuse_tokens(self._chunks, raw)
-        return ids
+        if ids is not None:
+            return ids
+        where = f"the tokens of prompt chunk {self._chunks} must be"
+        if raw.startswith(b"[") and not raw[1:-1].translate(None, b"0123456789," + _WHITE):
+            # msgspec has read it, so it is valid JSON: only its size can be wrong.
+            raise BadRequest(f"{where} below 1,000,000,000")
+        raise BadRequest(f"{where} a list of non-negative integers")
 
     def _image_of(self, chunk: Chunk) -> Steps[Image]:
         """Return the image of a chunk, whose base64 is checked strictly: it is written into a request as it is."""
@@ -287,7 +291,7 @@ class Prompt:
 
 
 def _find(body: bytes, text: bytes, at: int) -> Steps[int]:
-    """Find `text` from `at` on; -1 if it is not there. What nearly looks like it may take 4 ns a byte."""
+    """Find `text` from `at` on; -1 if it is not there. Near misses may take 4 ns for each byte."""
     while True:
         behind = at + _LONG_STEP_BYTES
         found = body.find(text, at, behind + len(text))
@@ -301,7 +305,7 @@ def _plain_ids(body: bytes, first: int, last: int) -> Steps[tuple[bytes, int] | 
     """Return the ids of the token list between two positions and their number; None if it is not a list of ids."""
     if last - first <= STEP_BYTES:
         return _ids(body[first:last])
-    # Of the body itself where it holds no blanks, so that the pieces are copied once.
+    # Pieces without blanks are views of the body itself, so that they are copied only once.
     parts: list[bytes | memoryview] = []
     view = memoryview(body)
     tokens = 0
@@ -342,13 +346,6 @@ _REASONS: Final = {
     "image_asset_pointer": "nothing is fetched for a prompt; send the file itself, in a chunk of type 'image'",
     "dmel": "no upstream can be asked with it; allowed are encoded_text and image",
 }
-
-
-def _refuse_tokens(place: int, raw: bytes) -> NoReturn:
-    if raw.startswith(b"[") and not raw[1:-1].translate(None, b"0123456789," + _WHITE):
-        # It is JSON, as msgspec has read it: only its size can be wrong.
-        raise BadRequest(f"the tokens of prompt chunk {place} must be below 1,000,000,000")
-    raise BadRequest(f"the tokens of prompt chunk {place} must be a list of non-negative integers")
 
 
 def _kind_of(chunk: Chunk) -> str:

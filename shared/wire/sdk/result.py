@@ -2,13 +2,13 @@
 
 The messages are those of `tinker_public.proto` beside this file. They are declared here as data and built in a
 descriptor pool of our own: generated code would pin the protobuf runtime to the compiler's version, and the default
-pool belongs to whoever imports the SDK in the same process. Package names do not travel on the wire.
+pool belongs to an SDK that may be imported in the same process. Package names do not travel on the wire.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -16,9 +16,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from shared.core.result import EMPTY_LOGPROB, PromptScores, SampleResult, SequenceResult, StopReason, TopK
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _PACKAGE: Final = "sampling_gateway"
 _FIELD: Final = descriptor_pb2.FieldDescriptorProto
@@ -46,10 +43,6 @@ MESSAGES: Final[dict[str, tuple[tuple[int, str, str, str], ...]]] = {
     ),
 }
 STOP_REASONS: Final = (StopReason.STOP, StopReason.LENGTH)
-
-
-def _message_class(name: str) -> Any:
-    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
 
 
 def _build_pool() -> descriptor_pool.DescriptorPool:
@@ -80,8 +73,9 @@ def _add_field(message: descriptor_pb2.DescriptorProto, number: int, name: str, 
         message.oneof_decl.add(name=f"_{name}")
 
 
-_pool: Final = _build_pool()
-_SampleResponse: Final = _message_class("SampleResponse")
+_SampleResponse: Final[Any] = message_factory.GetMessageClass(
+    _build_pool().FindMessageTypeByName(f"{_PACKAGE}.SampleResponse")
+)
 
 
 def encode_sample_response(result: SampleResult) -> bytes:
@@ -121,7 +115,10 @@ def decode_sample_response(data: bytes | memoryview) -> SampleResult:
         )
         for sequence in message.sequences
     )
-    return SampleResult(sequences, _prompt_scores(message), message.prompt_cache_hit_tokens)
+    logprobs = message.prompt_logprobs if message.HasField("prompt_logprobs") else None
+    topk = _topk(message.topk_prompt_logprobs) if message.HasField("topk_prompt_logprobs") else None
+    scores = PromptScores(logprobs, topk) if logprobs is not None or topk is not None else None
+    return SampleResult(sequences, scores, message.prompt_cache_hit_tokens)
 
 
 def sample_response_json(data: bytes | memoryview) -> bytes:
@@ -129,7 +126,14 @@ def sample_response_json(data: bytes | memoryview) -> bytes:
     result = decode_sample_response(data)
     document: dict[str, Any] = {
         "type": "sample",
-        "sequences": [_sequence_json(sequence) for sequence in result.sequences],
+        "sequences": [
+            {
+                "stop_reason": sequence.stop_reason.value,
+                "tokens": np.frombuffer(sequence.tokens, "<i4").tolist(),
+                "logprobs": _floats_json(sequence.logprobs),
+            }
+            for sequence in result.sequences
+        ],
         "prompt_cache_hit_tokens": result.prompt_cache_hit_tokens,
     }
     if result.prompt is not None and result.prompt.logprobs is not None:
@@ -156,20 +160,6 @@ def _topk(message: Any) -> TopK:
     return TopK(message.token_ids, message.logprobs, message.k, message.length)
 
 
-def _prompt_scores(message: Any) -> PromptScores | None:
-    logprobs = message.prompt_logprobs if message.HasField("prompt_logprobs") else None
-    topk = _topk(message.topk_prompt_logprobs) if message.HasField("topk_prompt_logprobs") else None
-    return PromptScores(logprobs, topk) if logprobs is not None or topk is not None else None
-
-
-def _sequence_json(sequence: SequenceResult) -> dict[str, Any]:
-    return {
-        "stop_reason": sequence.stop_reason.value,
-        "tokens": np.frombuffer(sequence.tokens, "<i4").tolist(),
-        "logprobs": _floats_json(sequence.logprobs),
-    }
-
-
 def _floats_json(data: bytes) -> list[float | None]:
     return [None if math.isnan(value) else value for value in np.frombuffer(data, "<f4").tolist()]
 
@@ -177,9 +167,5 @@ def _floats_json(data: bytes) -> list[float | None]:
 def _topk_json(topk: TopK) -> list[list[tuple[int, float]] | None]:
     ids = np.frombuffer(topk.token_ids, "<i4").reshape(topk.length, topk.k).tolist()
     logprobs = np.frombuffer(topk.logprobs, "<f4").reshape(topk.length, topk.k).tolist()
-    return [_row_json(*row) for row in zip(ids, logprobs, strict=True)]
-
-
-def _row_json(ids: Sequence[int], logprobs: Sequence[float]) -> list[tuple[int, float]] | None:
-    pairs = [(token, value) for token, value in zip(ids, logprobs, strict=True) if value != EMPTY_LOGPROB]
-    return pairs or None
+    rows = (zip(*row, strict=True) for row in zip(ids, logprobs, strict=True))
+    return [[(token, value) for token, value in row if value != EMPTY_LOGPROB] or None for row in rows]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_SAMPLES: Final = 1024
 # A model name travels inside the ids of its sampling session, and those inside headers and URLs.
 MAX_NAME_BYTES: Final = 400
-# A sanity bound; what /v1/completions takes is for whoever knows how the upstream is asked (vllm_request.py).
+# A sanity bound. What /v1/completions takes is checked when the endpoint is known (shared/wire/vllm/request.py).
 MAX_STOP_STRINGS: Final = 1024
 # vLLM's default --max-logprobs is 20, an operator may raise it.
 MAX_TOPK: Final = 1024
@@ -181,7 +181,7 @@ def _temperature(value: float | None) -> float:
         return 1.0
     if not math.isfinite(value) or not 0.0 <= value <= MAX_TEMPERATURE:
         raise BadRequest(f"temperature must be from 0 to {MAX_TEMPERATURE:g}")
-    # -0.0 and 0.0 are one temperature.
+    # Adding 0.0 makes -0.0 and 0.0 the same temperature.
     return float(value) + 0.0
 
 
@@ -194,7 +194,7 @@ def _top_p(value: float | None) -> float:
 
 
 def _top_k(value: int | None) -> int:
-    """0 and -1 both mean off."""
+    """Return the top-k; 0 and -1 both mean off."""
     if value is None or value == 0:
         return -1
     if not -1 <= value <= _INT32_MAX:

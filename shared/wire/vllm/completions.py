@@ -34,7 +34,10 @@ def sampled(choice: JsonValue) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     scored = choice.get("logprobs")
     if scored is None:
         raise ReplyError("without logprobs")
-    return _token_ids(choice.get("token_ids"), scored), sampled_logprobs(scored["token_logprobs"])
+    listed = choice.get("token_ids")
+    # A vLLM older than `return_token_ids` gives the ids as `token_id:N` texts only.
+    ids = token_ids(listed) if listed is not None else _ids_of(json_arrays.plain(scored["tokens"]))
+    return ids, sampled_logprobs(scored["token_logprobs"])
 
 
 def sampled_topk(choice: JsonValue, k: int, tokens: int) -> TopK:
@@ -49,11 +52,6 @@ def sampled_topk(choice: JsonValue, k: int, tokens: int) -> TopK:
 def prompt_rows(reply: JsonValue, first_choice: JsonValue) -> JsonValue:
     """Return the rows of `prompt_logprobs`, or None. With several choices each repeats them."""
     return first_choice.get("prompt_logprobs")
-
-
-def _token_ids(listed: JsonValue, scored: JsonValue) -> NDArray[np.int64]:
-    """Return the ids; a vLLM older than `return_token_ids` gives them as `token_id:N` texts only."""
-    return token_ids(listed) if listed is not None else _ids_of(json_arrays.plain(scored["tokens"]))
 
 
 def _ids_of(texts: Sequence[Any]) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # What vLLM writes in place of NaN and minus infinity, where completions answer 400. No sampled token is that unlikely.
 _CLAMPED: Final = -9999.0
-# Opaque to vLLM and to us; whoever sets them may write anything.
+# Versions are opaque to vLLM and to us, and may be any text.
 _VERSION_CHARS: Final = 64
 
 
@@ -70,21 +70,18 @@ class ImagesLeftOut(ReplyError):
 
 
 def with_images_expanded(spec: SampleSpec, reply: JsonValue) -> SampleSpec:
-    """`spec` with the prompt that vLLM made of its images. Raises `ReplyError` unless it took all of them."""
-    places = reply.get("mm_placeholders")
-    taken = _taken(json_arrays.plain(places)) if places is not None else 0
-    if taken != len(spec.images):
-        raise ImagesLeftOut(f"with {taken} images where {len(spec.images)} were sent; its vLLM may be too old for them")
+    """Return `spec` with the prompt that vLLM made of its images. Raises `ReplyError` unless it took all of them."""
+    listed = reply.get("mm_placeholders")
+    modalities: dict[str, Any] = json_arrays.plain(listed) if listed is not None else {}
+    places = [place for modality in modalities.values() for place in modality]
+    if not all(type(place["offset"]) is int and type(place["length"]) is int for place in places):
+        raise TypeError("a place without numbers")
+    if len(places) != len(spec.images):
+        raise ImagesLeftOut(
+            f"with {len(places)} images where {len(spec.images)} were sent; its vLLM may be too old for them"
+        )
     ids = token_ids(reply["prompt_token_ids"]).tolist()
     return replace(spec, prompt=",".join(map(str, ids)).encode(), prompt_tokens=len(ids))
-
-
-def _taken(places: dict[str, Any]) -> int:
-    """Count the places of all modalities."""
-    taken = [place for modality in places.values() for place in modality]
-    if not all(type(place["offset"]) is int and type(place["length"]) is int for place in taken):
-        raise TypeError("a place without numbers")
-    return len(taken)
 
 
 def weight_versions(choice: JsonValue) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A long reply of vLLM's `/v1/completions`, read in parts: what is asked for piece by piece, the rest as one document.
+"""Read a long reply of vLLM's `/v1/completions` in parts: the arrays that are needed, and the rest as one document.
 
 Nineteen twentieths of such a reply are five arrays in each choice. Three of them are not needed and are skipped. The
 other two are parsed some elements at a time, by one parser whose buffers stay small: one that gets 20 MB at once needs
@@ -19,7 +19,7 @@ reader of whole replies.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,25 +36,27 @@ if TYPE_CHECKING:
 
 # What a parser holds of a piece, several times its length, stays within a processor's cache.
 _PIECE_BYTES: Final = 128 * 1024
-# Stands where an array was, plus the array's number. An integer has one spelling in JSON: one that is not ours is seen.
+# This plus an array's number stands where the array was. An integer has one spelling in JSON, so a number in the body
+# that looks like one of ours is noticed.
 _FIRST_MARK: Final = 7_205_759_403_792_790_000
 _MARK_DIGITS: Final = b"720575940379279"
 _RECORD_END: Final = b']},"finish_reason":'
 _TOP: Final = b'],"top_logprobs":['
-# In what vLLM writes as `token_id:N` there is none but the array's; a text may be made of them.
+# Texts like `token_id:N` hold no bracket, so the array's is the first; other texts may hold many.
 _FEW_BRACKETS: Final = 64
 _IDS: Final = b',"token_ids":['
 _PROMPT: Final = b',"prompt_token_ids":['
 
 
 class _Span(NamedTuple):
-    """A range of an array's elements, without its brackets. `read` is None for an array that nobody needs."""
+    """A range of an array's elements, without its brackets. `kind` is pysimdjson's; None if nobody needs the array."""
 
     start: int
     end: int
-    read: Callable[[JsonValue], Array] | None
+    kind: Literal["d", "i"] | None
 
 
+_NUMPY_TYPES: Final = {"d": np.float64, "i": np.int64}
 # A comma, last in the match, between two elements. Never the array's last byte: something must follow.
 _BETWEEN_NUMBERS: Final = re.compile(rb",(?=[0-9-])")
 
@@ -62,8 +64,8 @@ _BETWEEN_NUMBERS: Final = re.compile(rb",(?=[0-9-])")
 def load(body: Body, choices: int, piece_bytes: int = _PIECE_BYTES, prompt: bytes = b"") -> JsonValue | None:
     """Load `body` as `json_arrays.load` does, without the values of `text_offset`, `tokens` and `top_logprobs`.
 
-    `prompt`: to be left out, as of `without_prompt`; empty where nothing is. None when there are not as many choices,
-    or anything else is unusual; that says nothing about the body.
+    `prompt` is left out, as by `without_prompt`, unless it is empty. Returns None if there are fewer choices or if
+    anything else is unusual, which does not mean that the body is invalid.
     """
     parse = json_arrays.piece_parser()
     if parse is None:
@@ -75,9 +77,9 @@ def load(body: Body, choices: int, piece_bytes: int = _PIECE_BYTES, prompt: byte
 
 
 def without_prompt(body: Body, prompt: bytes) -> Body:
-    """`body` with null where it repeats the prompt's ids, which nobody reads; equal to it save for that.
+    """Return `body` with null where it repeats the ids of the prompt, which nobody reads.
 
-    `prompt`: ids as `token_list` takes them, and as vLLM writes them. It repeats them in each choice.
+    `prompt` holds the ids without brackets or blanks, as vLLM writes them. It repeats them in each choice.
     """
     rest: list[bytes | memoryview] = []
     view, kept_to = memoryview(body), 0
@@ -119,7 +121,7 @@ def _spans(body: Body, at: int) -> Iterator[_Span]:
     yield _Span(start, end, None)
     start = _behind(body, b'],"token_logprobs":[', end)
     end = body.index(b"]", start)
-    yield _Span(start, end, _floats)
+    yield _Span(start, end, "d")
     start = _behind(body, b'],"tokens":[', end)
     end = _end(body, _TOP, start)
     yield _Span(start, end, None)
@@ -127,16 +129,7 @@ def _spans(body: Body, at: int) -> Iterator[_Span]:
     end = _end(body, _RECORD_END, start)
     yield _Span(start, end, None)
     start = _after(body, _IDS, end)
-    yield _Span(start, body.index(b"]", start), _integers)
-
-
-def _floats(piece: JsonValue) -> Array:
-    # A piece ends at the first bracket, so one with a list inside is no JSON.
-    return np.frombuffer(piece.as_buffer(of_type="d"), np.float64)
-
-
-def _integers(piece: JsonValue) -> Array:
-    return np.frombuffer(piece.as_buffer(of_type="i"), np.int64)
+    yield _Span(start, body.index(b"]", start), "i")
 
 
 def _end(body: Body, ending: bytes, start: int) -> int:
@@ -170,9 +163,11 @@ class _Reader:
 
     def read(self, span: _Span) -> Array | None:
         """Return all elements, or None if nobody needs them. Raises one of `UNREADABLE`."""
-        if span.read is None:
+        if span.kind is None:
             return None
-        return np.concatenate([span.read(self._parse(piece)) for piece in self._pieces(span)])
+        # A piece ends at the first bracket, so one with a list inside is not valid JSON.
+        buffers = (self._parse(piece).as_buffer(of_type=span.kind) for piece in self._pieces(span))
+        return np.concatenate([np.frombuffer(buffer, _NUMPY_TYPES[span.kind]) for buffer in buffers])
 
     def _pieces(self, span: _Span) -> Iterator[bytes]:
         """Yield pieces that are arrays of their own; one empty array for an empty one."""

@@ -1,11 +1,11 @@
-"""Whether a reply of vLLM is the reply to this request. A second reply of a proxy shifts all that follow by one.
+"""Check that a reply of vLLM belongs to this request. A proxy's extra reply would shift all later ones by one.
 
 We send `X-Request-Id: R`. vLLM's completions carry `"id":"cmpl-R"`, its generations `"request_id":"generate-tokens-R"`,
 as their first member. Behind a router that writes ids of its own, the prompt decides: `prompt_token_ids` where the
-reply has it, else the length in `usage`. Two requests with equal prompts cannot be told apart there, and nor can
+reply has it, else the length in `usage`. Requests with equal prompts cannot be distinguished there, nor can
 prompts with images, which vLLM expands.
 
-A reply that names nothing passes: whether it is a completion at all is for the decoders to say.
+A reply that names nothing passes: the decoders check whether it is a completion at all.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ ANOTHER_PROMPT: Final = "it is for another prompt"
 
 
 def why_not_ours(body: Body, request_id: str, spec: SampleSpec) -> str | None:
-    """Return why the body of a 200 is not the reply to `request_id`, or None when nothing speaks against it.
+    """Return why the body of a 200 is not the reply to `request_id`, or None if it may be.
 
-    Costs nothing per token where vLLM's own id proves the reply.
+    No token is looked at if vLLM's own id proves the reply.
     """
     ours = request_id.encode()
     if body.startswith((b'{"id":"cmpl-%b"' % ours, b'{"request_id":"generate-tokens-%b"' % ours)):
@@ -48,7 +48,7 @@ def why_not_ours(body: Body, request_id: str, spec: SampleSpec) -> str | None:
 
 
 def _has_prompt(body: Body, spec: SampleSpec) -> bool:
-    """Return whether the prompt that a reply tells is that of `spec`; a reply without one passes.
+    """Return whether the prompt in a reply is that of `spec`; a reply without a prompt passes.
 
     A key cannot be mistaken for text: within a JSON string its quotes are escaped.
     """

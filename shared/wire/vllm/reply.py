@@ -7,7 +7,6 @@ zeros in place of logprobs, never a wrapped token id, never fewer sequences than
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shared.core.faults import Fault, FaultClass
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
 
 _INT32_MAX: Final = 2**31 - 1
 _SMALL_BYTES: Final = 16 * 1024
-# From here on it costs less in parts: from a thousand tokens, and two thirds less from a hundred thousand.
+# From this size on it is read in parts, which costs less from a thousand tokens, and a third from a hundred thousand.
 _LONG_BYTES: Final = 128 * 1024
-# From here on to find and compare the prompt's ids costs less than to parse them.
+# From this size on, finding and comparing the prompt's ids costs less than parsing them.
 _LONG_PROMPT_BYTES: Final = 4 * 1024
 
 
@@ -53,9 +52,9 @@ _GENERATE: Final = UpstreamProtocol.GENERATE
 
 
 class Decoded(Value, frozen=True):
-    """One reply. `sequences` in the order of their index; `cached_tokens`: prompt tokens found in the prefix cache.
+    """One reply. `sequences` are in the order of their index; `cached_tokens` were found in the prefix cache.
 
-    `mixed`: for each sequence in whose middle the weights changed, their versions.
+    `mixed` has the weight versions of each sequence during which the weights changed.
     """
 
     sequences: tuple[SequenceResult, ...]
@@ -78,20 +77,20 @@ def decode_reply(
     """Return the sequences and scores in the body of a 200, or the fault that explains why there are none.
 
     An engine that gave up is ABORTED, or NEVER_EXECUTED when it had not made a token (it drains, or is paused).
-    `load`: one of `document.LOADERS`; left out, it is what costs least, with the same outcome.
+    `load` is one of `json_arrays.LOADERS`; by default it is the cheapest, with the same outcome.
     """
     plain = _is_plain(call, spec)
     if load is None and call.protocol is not _GENERATE:
         prompt = spec.prompt if len(spec.prompt) >= _LONG_PROMPT_BYTES else b""
-        # A body that is long by its prompt alone is short once that is left out.
+        # A body that is long only because of its prompt is short once that is left out.
         own_bytes = len(body) - len(prompt) * max(call.sequences, 1)
-        # What is read in parts leaves out what scores and a top-k ask for.
+        # Reading in parts skips the arrays that scores and a top-k need.
         if plain and own_bytes >= _LONG_BYTES:
             decoded = _decode_in_parts(call, spec, body, prompt)
         else:
             rest = long_reply.without_prompt(body, prompt) if prompt else body
             decoded = _decode_plain(call, rest) if plain else None
-            load = json_arrays.load if rest is body else partial(_load_instead, rest)
+            load = json_arrays.load if rest is body else lambda _: json_arrays.load(rest)
         if decoded is not None:
             return decoded
     return _decode_whole(call, spec, body, load or json_arrays.load)
@@ -111,10 +110,6 @@ def _decode_plain(call: UpstreamCall, body: Body) -> Decoded | None:
     reply = short_reply.load(body)
     sequences = short_reply.sequences(reply, body, call.sequences, call.max_tokens) if reply is not None else None
     return Decoded(sequences, None, _cached_tokens(reply)) if sequences is not None else None
-
-
-def _load_instead(rest: Body, body: Body) -> JsonValue:
-    return json_arrays.load(rest)
 
 
 def _decode_in_parts(call: UpstreamCall, spec: SampleSpec, body: Body, prompt: bytes) -> Decoded | None:
@@ -156,17 +151,14 @@ def _loaded(body: Body, load: Callable[[Body], JsonValue]) -> JsonValue:
     try:
         reply = load(body)
         look_up = reply.get
-        error_inside = look_up("error") if _may_tell_an_error(body) else None
+        # Looking up an absent key costs as much as parsing a small reply, so look at the bytes first.
+        may_hold_error = len(body) > _SMALL_BYTES or b"error" in body
+        error_inside = look_up("error") if may_hold_error else None
     except json_arrays.UNREADABLE as error:
         raise ReplyError(f"with {_what_it_is(body)} ({short(error)})") from None
     if error_inside:
         raise ReplyError(f"with an error inside: {upstream_words(body)}")
     return reply
-
-
-def _may_tell_an_error(body: Body) -> bool:
-    """Check cheaply for an error: looking up an absent key costs as much as parsing a small reply."""
-    return len(body) > _SMALL_BYTES or b"error" in body
 
 
 def _what_it_is(body: Body) -> str:
@@ -189,7 +181,9 @@ def _decode(call: UpstreamCall, spec: SampleSpec, reply: JsonValue) -> Decoded:
     kept = choices if call.sequences else ()
     sequences = tuple(_sequence(reader, spec, choice, call.max_tokens) for choice in kept)
     scores = prompt_scores(spec, reader.prompt_rows(reply, choices[0])) if call.scores else None
-    return Decoded(sequences, scores, _cached_tokens(reply), _mixed(choices) if generates and sequences else ())
+    versions = map(generate.weight_versions, choices) if generates and sequences else ()
+    mixed = tuple(of_choice for of_choice in versions if len(of_choice) > 1)
+    return Decoded(sequences, scores, _cached_tokens(reply), mixed)
 
 
 def _choices_in_order(reader: _Reader, choices: JsonValue, wanted: int) -> list[JsonValue]:
@@ -223,11 +217,6 @@ def _sequence(reader: _Reader, spec: SampleSpec, choice: JsonValue, max_tokens: 
     k = spec.topk_sample_logprobs
     topk = reader.sampled_topk(choice, k, len(tokens)) if k else None
     return SequenceResult(tokens.astype("<i4").tobytes(), packed(logprobs), STOP_REASONS[finish_reason], topk)
-
-
-def _mixed(choices: Sequence[JsonValue]) -> tuple[tuple[str, ...], ...]:
-    each = (generate.weight_versions(choice) for choice in choices)
-    return tuple(versions for versions in each if len(versions) > 1)
 
 
 def _cached_tokens(reply: JsonValue) -> int:

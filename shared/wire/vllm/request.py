@@ -2,7 +2,7 @@
 
 How the requests look, and why (docs/upstream.md has the evidence):
 
-- `logprobs: 0` is the sampled token's alone: of a completion 67 bytes a token instead of 117 and more.
+- `logprobs: 0` asks for the sampled token only: 67 bytes for each token of a completion, instead of 117 or more.
 - Every sampling parameter is sent. One that is left out takes the model's own default (generation_config.json), which
   the SDK's user has not asked for.
 - `max_tokens` is always sent: completions read its absence as 16, the SDK's user means "as much as fits".
@@ -34,7 +34,7 @@ from shared.core.upstream_protocol import UpstreamProtocol
 if TYPE_CHECKING:
     from shared.core.model import SampleSpec, SamplingParams
 
-# Of /v1/completions; a longer list is a 400 there.
+# The most stop strings that /v1/completions takes; it answers a longer list with 400.
 MAX_COMPLETION_STOPS: Final = 4
 _GENERATE: Final = UpstreamProtocol.GENERATE
 
@@ -145,13 +145,22 @@ def _sampling_fields(params: SamplingParams, max_tokens: int, choices: int) -> d
     }
     if params.seed is not None:
         fields["seed"] = params.seed
-    fields.update(_stop_fields(params.stop))
+    stop = params.stop
+    if stop is None:
+        return fields
+    if not stop:
+        fields["ignore_eos"] = True
+    elif isinstance(stop[0], str):
+        # A special token (an end-of-turn mark, say) is looked for in the text too; by default vLLM leaves it out there.
+        fields |= {"stop": stop, "skip_special_tokens": False}
+    else:
+        fields["stop_token_ids"] = stop
     return fields
 
 
 # To have the prompt scored, a token must be sampled.
 _ONE_TOKEN: Final[dict[str, Any]] = {"max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "n": 1}
-# What would change the distribution without having been asked for.
+# A model's own defaults for these would change the distribution that the client asked for.
 _NEUTRAL: Final[dict[str, Any]] = {
     "min_p": 0.0,
     "presence_penalty": 0.0,
@@ -160,17 +169,6 @@ _NEUTRAL: Final[dict[str, Any]] = {
 }
 
 
-def _stop_fields(stop: tuple[str, ...] | tuple[int, ...] | None) -> dict[str, Any]:
-    if stop is None:
-        return {}
-    if not stop:
-        return {"ignore_eos": True}
-    if isinstance(stop[0], str):
-        # A special token (an end-of-turn mark, say) is looked for in the text too; by default vLLM leaves it out there.
-        return {"stop": stop, "skip_special_tokens": False}
-    return {"stop_token_ids": stop}
-
-
 def _splice(opening: bytes, prompt: bytes, fields: dict[str, Any]) -> bytes:
-    # At once: a prompt is copied for each `+`.
+    # Joined once, because each `+` would copy the prompt.
     return b"".join((opening, prompt, b"],", orjson.dumps(fields)[1:]))

@@ -1,6 +1,6 @@
-"""What all replies of vLLM tell in one form: numbers to be packed, top-k rows, the prompt's scores.
+"""Read what all replies of vLLM have in one form: numbers to pack, top-k rows, the prompt's scores.
 
-Only the top-k and the prompt's scores, which vLLM tells as objects, cost an object per token.
+Only the top-k and the prompt's scores, which vLLM writes as objects, cost a Python object per token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ReplyError(Exception):
 
 
 class WrongReply(ReplyError):
-    """No vLLM answers so to this request: it is another's reply, or the server is broken. It is executed again."""
+    """A reply that vLLM never gives to this request: another's, or a broken server's. The sample is executed again."""
 
     kind = FaultClass.WRONG_REPLY
 
@@ -73,7 +73,7 @@ def short(error: Exception) -> str:
 
 
 def packed(logprobs: NDArray[np.float64]) -> bytes:
-    """float32, little-endian. NaN is for prompt positions that were not computed; infinity is for none."""
+    """Pack as little-endian float32. NaN marks prompt positions that were not computed; infinity is refused."""
     if logprobs.min(initial=0.0) >= -_FLOAT32_MAX and logprobs.max(initial=0.0) <= _FLOAT32_MAX:
         return logprobs.astype("<f4").tobytes()
     # NaN compares as false.
@@ -85,8 +85,8 @@ def packed(logprobs: NDArray[np.float64]) -> bytes:
 
 
 def are_decimal(digits: Sequence[str]) -> bool:
-    told = "".join(digits)
-    return not digits or ("" not in digits and told.isascii() and told.isdecimal())
+    text = "".join(digits)
+    return not digits or ("" not in digits and text.isascii() and text.isdecimal())
 
 
 def in_int32(digits: Sequence[str]) -> NDArray[np.int64]:
@@ -99,7 +99,7 @@ def in_int32(digits: Sequence[str]) -> NDArray[np.int64]:
 
 
 def numbers(values: Sequence[Any]) -> NDArray[np.float64]:
-    """float64[len]; left to itself numpy makes a NaN of None, and a number of a text."""
+    """Return float64[len]. Raises `ReplyError` for None and texts, of which numpy would make numbers."""
     if not all(type(value) in (float, int) for value in values):
         wrong = next(value for value in values if type(value) not in (float, int))
         raise ReplyError(f"with the logprob {wrong!r}")
@@ -126,8 +126,9 @@ def topk_rows(ids: NDArray[np.int64], logprobs: NDArray[np.float64], lengths: Se
     return TopK(best_ids.astype("<i4").tobytes(), packed(best_logprobs), k, len(counts))
 
 
-def prompt_scores(spec: SampleSpec, told: JsonValue) -> PromptScores:
-    rows = json_arrays.plain(told) if told is not None else None
+def prompt_scores(spec: SampleSpec, listed: JsonValue) -> PromptScores:
+    """Return the scores of the prompt from the rows of `prompt_logprobs`. Raises `ReplyError`."""
+    rows = json_arrays.plain(listed) if listed is not None else None
     if rows is None or len(rows) != spec.prompt_tokens:
         count = "no" if rows is None else len(rows)
         raise ReplyError(f"with {count} prompt_logprobs for {spec.prompt_tokens} prompt tokens")
@@ -141,17 +142,14 @@ def prompt_scores(spec: SampleSpec, told: JsonValue) -> PromptScores:
 
 
 def _own_logprobs(spec: SampleSpec, rows: Sequence[Any], first: int) -> bytes:
-    """Each prompt token's own logprob, found by its id: the order within a row is not a promise."""
+    """Return each prompt token's own logprob, found by its id: vLLM promises no order within a row."""
     values = np.full(len(rows), np.nan, np.float64)
     tokens = spec.prompt.decode().split(",")
-    values[first:] = numbers([_own(rows[place], tokens[place], place) for place in range(first, len(rows))])
+    for place in range(first, len(rows)):
+        if not rows[place] or tokens[place] not in rows[place]:
+            raise ReplyError(f"without the logprob of the prompt token at position {place}")
+    values[first:] = numbers([rows[place][tokens[place]]["logprob"] for place in range(first, len(rows))])
     return packed(values)
-
-
-def _own(row: Any, token: str, place: int) -> Any:
-    if not row or token not in row:
-        raise ReplyError(f"without the logprob of the prompt token at position {place}")
-    return row[token]["logprob"]
 
 
 def _prompt_topk(rows: Sequence[Any], first: int, k: int) -> TopK:

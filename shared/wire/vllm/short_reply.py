@@ -1,7 +1,7 @@
 """The reply that nearly every sample gets of `/v1/completions`: whole choices, in order, with ids and logprobs only.
 
-Read with few calls: numpy's cost a microsecond each, as much as parsing a sixth of a small reply. Only what is right is
-told; of everything else nothing is said, and who reads all replies (`vllm_reply.py`) has to look.
+It is read with few calls: each of numpy's costs a microsecond, as much as parsing a sixth of a small reply. Anything
+unusual yields None, and the decoder of all replies (`reply.py`) reads it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FLOAT64: Final = np.dtype("<f8")
 _LOGPROBS: Final = bytes([0, *range(0x80, 0x80 + 0x47)])
 
 
-# One for all: its buffers are small, warm, and free again when a reply has been read.
+# All replies share one parser: its buffers are small, in the cache, and free again when a reply has been read.
 _parse: Final = json_arrays.piece_parser()
 
 
@@ -49,7 +49,7 @@ def sequences(reply: JsonValue, body: Body, wanted: int, max_tokens: int) -> tup
     if not _are_flat(body, wanted):
         return None
     try:
-        # To look up a key that is not there costs five times as much as to list those that are.
+        # Looking up an absent key costs five times as much as listing the keys.
         if "error" in list(reply):
             return None
         choices = reply["choices"]
@@ -89,9 +89,9 @@ def _sequence(choice: JsonValue, index: int, max_tokens: int) -> SequenceResult:
     return SequenceResult(_token_ids(tokens, count), _logprobs(logprobs, count), reason)
 
 
-def _token_ids(told: JsonValue, count: int) -> bytes:
+def _token_ids(array: JsonValue, count: int) -> bytes:
     """Return int32 bytes of 64-bit integers whose upper halves are zero and whose lower ones are positive."""
-    halves = np.frombuffer(told.as_buffer(of_type="i"), _INT32)
+    halves = np.frombuffer(array.as_buffer(of_type="i"), _INT32)
     ids, upper = halves[::2].tobytes(), halves[1::2].tobytes()
     # Every fourth byte holds a sign.
     if len(ids) != 4 * count or upper != bytes(4 * count) or not ids[3::4].isascii():
@@ -99,9 +99,9 @@ def _token_ids(told: JsonValue, count: int) -> bytes:
     return ids
 
 
-def _logprobs(told: JsonValue, count: int) -> bytes:
+def _logprobs(array: JsonValue, count: int) -> bytes:
     """Return float32 bytes."""
-    buffer = told.as_buffer(of_type="d")
+    buffer = array.as_buffer(of_type="d")
     raw = bytes(buffer)
     if len(raw) != 8 * count or raw[7::8].translate(None, _LOGPROBS):
         raise OverflowError

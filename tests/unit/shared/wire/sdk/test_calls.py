@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
 
 FULL: dict[str, tuple[Callable[[bytes], Any], dict[str, Any]]] = {
     "create_session": (
-        calls.decode_create_session,
+        partial(calls.decode_body, calls.CreateSession),
         {"tags": [], "user_metadata": {"a": 1}, "sdk_version": "0.38.0", "type": "create_session"},
     ),
-    "heartbeat": (calls.decode_heartbeat, {"session_id": "s", "type": "session_heartbeat"}),
+    "heartbeat": (partial(calls.decode_body, calls.Heartbeat), {"session_id": "s", "type": "session_heartbeat"}),
     "finish": (calls.decode_finish, {"reason": {"type": "success"}, "detail": None}),
     "create_sampling_session": (
         calls.decode_create_sampling_session,
         {"session_id": "s", "sampling_session_seq_id": 0, "base_model": "m", "type": "create_sampling_session"},
     ),
-    "join": (calls.decode_join, {"sampling_session_id": "ss", "type": "join_sampling_session"}),
+    "join": (partial(calls.decode_body, calls.Join), {"sampling_session_id": "ss", "type": "join_sampling_session"}),
     "retrieve_future": (calls.decode_retrieve_future, {"request_id": "r", "allow_metadata_only": True}),
     "retrieve_futures": (
         calls.decode_retrieve_futures,
@@ -284,7 +285,7 @@ def test_session_poll_only_where_it_ends_and_rests(version: str, on: bool) -> No
 
 
 def test_cancelling_is_offered_to_all() -> None:
-    flags = json.loads(calls.dynamic_config())
+    flags = json.loads(calls.DYNAMIC_CONFIG)
     assert flags["sample_cancel_enabled"] is True
     assert flags["refresh_interval_sec"] >= 10
 
