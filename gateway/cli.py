@@ -45,13 +45,6 @@ class LazyGroup(click.Group):
             args = ["serve", *args]
         return super().parse_args(ctx, args)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in _COMMANDS:
-            ctx.fail(f"No such command '{args[0]}'; the commands are {', '.join(_COMMANDS)}.")
-        return super().resolve_command(ctx, args)
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
@@ -114,7 +107,7 @@ def _run(arguments: list[str]) -> int:
     try:
         result: object = gateway.main(arguments, prog_name="gateway", standalone_mode=False)
     except click.ClickException as error:
-        return _complain(error.format_message(), error.exit_code)
+        return _complain(_explain(error), error.exit_code)
     except ConfigError as error:
         return _complain(str(error), EXIT_CONFIG)
     except StartError as error:
@@ -122,6 +115,39 @@ def _run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     return result if isinstance(result, int) else EXIT_OK
+
+
+def _explain(error: click.ClickException) -> str:
+    """Write an error of the command line as the gateway writes its own: what is wrong; what is allowed."""
+    said = error.message.rstrip(".")
+    match error:
+        case click.exceptions.NoArgsIsHelpError(ctx=ctx):
+            return f"`{ctx.command_path}` needs a command; {_commands(ctx)}"
+        case click.exceptions.NoSuchCommand(command_name=name, ctx=click.Context() as ctx):
+            return f"`{ctx.command_path}` has no command {name!r}; {_commands(ctx)}"
+        case click.NoSuchOption(option_name=name, possibilities=close, ctx=click.Context() as ctx):
+            hint = f"did you mean {' or '.join(close)}?" if close else f"see `{ctx.command_path} --help`"
+            return f"`{ctx.command_path}` has no option {name}; {hint}"
+        case click.MissingParameter(param=click.Parameter() as param, ctx=click.Context() as ctx):
+            way = f"give it or set {param.envvar}" if param.envvar else f"see `{ctx.command_path} --help`"
+            return f"{_name(param)} is missing; {way}"
+        case click.BadParameter(param=click.Parameter() as param):
+            return f"{_name(param)}: {said}"
+        case click.BadParameter(param_hint=str(name)):
+            return f"{name}: {said}"
+    return said[:1].lower() + said[1:]
+
+
+def _commands(ctx: click.Context) -> str:
+    assert isinstance(ctx.command, click.Group)
+    return f"the commands are {', '.join(ctx.command.list_commands(ctx))}"
+
+
+def _name(param: click.Parameter) -> str:
+    """Return what the help calls a parameter: the longest spelling of an option, or NAME for an argument."""
+    if isinstance(param, click.Option):
+        return max(param.opts, key=len)
+    return param.metavar or str(param.name).upper()
 
 
 def _complain(message: str, code: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
@@ -16,6 +16,8 @@ from gateway.bench.report.page import page
 from gateway.bench.report.report import exit_code, to_json
 from gateway.bench.run import ANY_KEY, against, print_report, print_start_error, run_to_end, self_contained
 from gateway.bench.scenario import PRESETS, check_sdk_python, resolve_all
+from gateway.settings import quantities
+from gateway.settings.option_values import Parsed
 from shared.core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -24,29 +26,25 @@ if TYPE_CHECKING:
     from gateway.bench.report.outcome import Run
 
 
-class Counts(click.ParamType[list[int]]):
-    """A comma-separated list of counts."""
-
-    name = "counts"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        parts = str(value).split(",")
-        if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts):
-            self.fail(f"{value!r}: must be a number of at least 1, or several, comma separated", param, ctx)
-        return [int(part) for part in parts]
+_count = quantities.whole(1)
+_COUNT: Final = Parsed(_count, "N")
+_FRACTION: Final = Parsed(quantities.fraction, "FRACTION")
 
 
-_FRACTION = click.FloatRange(0.0, 1.0)
-_COUNT = click.IntRange(1)
+def _counts(text: str) -> list[int]:
+    try:
+        return [_count(part.strip()) for part in text.split(",")]
+    except ValueError:
+        raise ValueError("give a whole number of at least 1, or several separated by commas") from None
+
 
 # The flags that make the scenario. A flag that is not given keeps the preset's value or the default.
 _SCENARIO_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--samples", type=_COUNT, help="Total number of samples. [default: 2048]"),
     click.option(
         "--concurrency",
-        type=Counts(),
+        type=Parsed(_counts, "N[,N...]"),
         multiple=True,
-        metavar="N[,N...]",
         help="Samples in flight at once. Several values make several runs, each with ten times as many samples unless "
         "--samples is given. [default: all, up to 2048]",
     ),
@@ -55,7 +53,7 @@ _SCENARIO_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--num-samples", type=_COUNT, help="Sequences per sample. [default: 1]"),
     click.option(
         "--client",
-        type=click.Choice(["raw", "sdk"]),
+        type=Parsed(quantities.choice("raw", "sdk"), "raw|sdk"),
         help="Load client: raw, which behaves like the SDK at a fraction of its cost, or the published SDK. "
         "[default: raw]",
     ),
@@ -72,10 +70,14 @@ _SCENARIO_OPTIONS: list[Callable[[Any], Any]] = [
     ),
     click.option(
         "--vllm-mode",
-        type=click.Choice(["barrier", "latency", "instant"]),
+        type=Parsed(quantities.choice("instant", "latency", "barrier"), "instant|latency|barrier"),
         help="How the simulated vLLM spends its time. [default: latency]",
     ),
-    click.option("--gen-seconds", type=click.FloatRange(0.0), help="Duration of a simulated generation. [default: 1]"),
+    click.option(
+        "--gen-seconds",
+        type=Parsed(quantities.duration_s(0), "SECONDS"),
+        help="Duration of a simulated generation. [default: 1]",
+    ),
     click.option(
         "--max-num-seqs", type=_COUNT, help="Generations that the simulated vLLM runs at once. [default: no limit]"
     ),
@@ -89,7 +91,11 @@ _SCENARIO_OPTIONS: list[Callable[[Any], Any]] = [
         type=_FRACTION,
         help="Fraction of samples submitted twice: on two connections at once, or after a lost reply. [default: 0]",
     ),
-    click.option("--heartbeat-seconds", type=float, help="Interval of a client process's heartbeats. [default: 10]"),
+    click.option(
+        "--heartbeat-seconds",
+        type=Parsed(quantities.duration_s(), "SECONDS"),
+        help="Interval of a client process's heartbeats. [default: 10]",
+    ),
     click.option(
         "--verify/--no-verify",
         default=None,
@@ -102,7 +108,9 @@ _SCENARIO_OPTIONS: list[Callable[[Any], Any]] = [
         "wipe-redis@12,stall-redis@14,kill-upstream@16. random or random@SECONDS draws a plan from --seed. "
         "Not with --url.",
     ),
-    click.option("--seed", type=click.IntRange(0), help="Seed of prompts and faults. [default: drawn and printed]"),
+    click.option(
+        "--seed", type=Parsed(quantities.whole(0), "N"), help="Seed of prompts and faults. [default: drawn and printed]"
+    ),
 ]
 
 
@@ -113,7 +121,11 @@ def _scenario_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.option("--preset", type=click.Choice(sorted(PRESETS)), help="A whole scenario; other flags change parts of it.")
+@click.option(
+    "--preset",
+    type=Parsed(quantities.choice(*PRESETS), "NAME"),
+    help="One of the presets above; other flags change parts of it.",
+)
 @click.option(
     "--url",
     metavar="URL",
@@ -121,14 +133,23 @@ def _scenario_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--admin", metavar="URL", help="With --url: its admin address, for CPU, memory and Redis figures.")
 @click.option("--simulator", metavar="URL", help="With --url: the simulated vLLM behind it, to verify results.")
-@click.option("--model", help="With --url: the base model. [default: the first one offered]")
-@click.option("--api-key", envvar="TINKER_API_KEY", default=ANY_KEY, help="With --url: the key. [TINKER_API_KEY]")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as JSON.")
+@click.option("--model", metavar="NAME", help="With --url: the base model. [default: the first one offered]")
+@click.option(
+    "--api-key", metavar="KEY", envvar="TINKER_API_KEY", default=ANY_KEY, help="With --url: the key. [TINKER_API_KEY]"
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="Also write the report as JSON.",
+)
 @click.option(
     "--html",
     "html_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the report as a page with plots.",
+    metavar="PATH",
+    help="Also write the report as a page with plots.",
 )
 @_scenario_options
 def bench(
@@ -166,9 +187,13 @@ def bench(
     check_sdk_python(scenarios[0])
     _check_can_write({"--json": json_path, "--html": html_path})
     if scenarios[0].chaos and url is not None:
-        raise ConfigError("--chaos: bench breaks only what it has started itself; leave out --url")
+        raise ConfigError(
+            "--chaos has no meaning with --url: bench breaks only what it has started itself; give one of the two"
+        )
     if url is None and (simulator or admin):
-        raise ConfigError("--simulator, --admin: only with --url; without it bench starts its own")
+        raise ConfigError(
+            "--simulator and --admin have no meaning without --url: bench then starts its own; leave them out"
+        )
     deployment = None if url is None else _deployment(url, admin, simulator)
     runs: list[Run] = []
     code = 0
@@ -192,7 +217,7 @@ def _check_can_write(paths: dict[str, Path | None]) -> None:
     for flag, path in paths.items():
         target = path if path is None or path.exists() else path.absolute().parent
         if target is not None and not os.access(target, os.W_OK):
-            raise ConfigError(f"{flag} {path}: cannot be written; name a file in a writable directory")
+            raise ConfigError(f"{flag}: {str(path)!r} cannot be written; name a file in a writable directory")
 
 
 def _write(runs: list[Run], json_path: Path | None, html_path: Path | None) -> None:
@@ -206,5 +231,5 @@ def _deployment(url: str, admin: str | None, simulator: str | None) -> Deploymen
     try:
         parse_address(url)
     except ValueError as error:
-        raise ConfigError(f"--url {error}") from None
+        raise ConfigError(f"--url: {error}") from None
     return Deployment(url.rstrip("/"), admin and admin.rstrip("/"), simulator and simulator.rstrip("/"))

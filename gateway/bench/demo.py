@@ -12,6 +12,8 @@ from rich.console import Console
 from gateway.bench.report.report import exit_code
 from gateway.bench.run import print_report, print_start_error, run_to_end, self_contained
 from gateway.bench.scenario import resolve
+from gateway.settings.option_values import Parsed
+from gateway.settings.quantities import whole
 from shared.core.errors import StartError
 
 # All of 127.0.0.0/8 is local on Linux, so the demo can show one source address per worker.
@@ -20,9 +22,11 @@ _MAX_WORKERS = 64
 
 
 @click.command()
-@click.option("--samples", type=click.IntRange(1), default=2_000, show_default=True, help="Samples to draw.")
-@click.option("--workers", type=click.IntRange(1, _MAX_WORKERS), default=2, show_default=True, help="Worker processes.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of prompts and faults.")
+@click.option("--samples", type=Parsed(whole(1), "N"), default=2_000, show_default=True, help="Samples to draw.")
+@click.option(
+    "--workers", type=Parsed(whole(1, _MAX_WORKERS), "N"), default=2, show_default=True, help="Worker processes."
+)
+@click.option("--seed", type=Parsed(whole(0), "N"), default=0, show_default=True, help="Seed of prompts and faults.")
 def demo(samples: int, workers: int, seed: int) -> int:
     """See it work: no GPU, no Redis, no arguments.
 

@@ -138,25 +138,29 @@ def resolve_all(preset: str | None, given: dict[str, Any], concurrencies: Sequen
 def _check(scenario: Scenario) -> None:
     for name in _COUNTS:
         if getattr(scenario, name) < 1:
-            raise ConfigError(f"{_flag(name)} {getattr(scenario, name)}: must be at least 1")
+            raise _refusal(scenario, name, "give a whole number of at least 1")
     for name in ("abandon_polls", "cancel", "duplicates"):
         if not 0 <= getattr(scenario, name) <= 1:
-            raise ConfigError(f"{_flag(name)} {getattr(scenario, name)}: must be a fraction between 0 and 1")
+            raise _refusal(scenario, name, "give a number from 0 to 1")
     _check_sdk(scenario)
     if scenario.gen_seconds < 0:
-        raise ConfigError(f"--gen-seconds {scenario.gen_seconds}: must not be negative")
+        raise _refusal(scenario, "gen_seconds", "give seconds of at least 0")
     if scenario.heartbeat_seconds <= 0:
-        raise ConfigError(f"--heartbeat-seconds {scenario.heartbeat_seconds}: must be above 0")
+        raise _refusal(scenario, "heartbeat_seconds", "give seconds above 0")
 
 
 def _check_sdk(scenario: Scenario) -> None:
     if scenario.client != "sdk":
         if scenario.sdk_python is not None:
-            raise ConfigError("--sdk-python: only with --client sdk")
+            raise ConfigError("--sdk-python has no meaning without --client sdk; give both or none")
         return
     for name in ("abandon_polls", "cancel", "duplicates"):
         if getattr(scenario, name):
-            raise ConfigError(f"{_flag(name)}: only with --client raw; the SDK cannot be made to do this")
+            raise ConfigError(f"{_flag(name)} needs --client raw; the SDK cannot be made to do this")
+
+
+def _refusal(scenario: Scenario, name: str, allowed: str) -> ConfigError:
+    return ConfigError(f"{_flag(name)}: '{getattr(scenario, name)}' is not allowed; {allowed}")
 
 
 def _flag(name: str) -> str:
@@ -186,7 +190,9 @@ def check_sdk_python(scenario: Scenario) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"--sdk-python {python}: cannot be run: {error}; {_HOW}") from None
+        raise ConfigError(
+            f"--sdk-python: {python!r} cannot be run: {getattr(error, 'strerror', None) or error}; {_HOW}"
+        ) from None
     if done.returncode != 0:
         reason = done.stderr.strip().rpartition("\n")[2]
-        raise ConfigError(f"--sdk-python {python}: the package tinker cannot be imported there ({reason}); {_HOW}")
+        raise ConfigError(f"--sdk-python: {python!r} cannot import the package tinker ({reason}); {_HOW}")

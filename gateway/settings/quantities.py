@@ -1,4 +1,4 @@
-"""Parsers for durations, sizes, counts, choices and switches as people write them. Pure.
+"""Parsers for durations, sizes, counts, fractions, choices and switches as people write them. Pure.
 
 A parser takes the text that was given and returns the value. It raises `ValueError` with what is allowed; its caller
 adds the name of the flag.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -60,15 +61,26 @@ def size_bytes(at_least: int = 1) -> Callable[[str], int]:
     return parse
 
 
-def whole(at_least: int, at_most: int) -> Callable[[str], int]:
-    """Return a parser for whole numbers of a range."""
+def whole(at_least: int, at_most: int | None = None) -> Callable[[str], int]:
+    """Return a parser for whole numbers of a range, of up to 18 digits if the range has no upper end."""
+    allowed = f"give a whole number of at least {at_least}"
+    if at_most is not None:
+        allowed = f"give a whole number from {at_least} to {at_most}"
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"-?\d{1,18}", text) or not at_least <= int(text) <= at_most:
-            raise ValueError(f"give a whole number from {at_least} to {at_most}")
+        if not re.fullmatch(r"-?\d{1,18}", text) or not at_least <= int(text) <= (at_most or 10**18):
+            raise ValueError(allowed)
         return int(text)
 
     return parse
+
+
+def fraction(text: str) -> float:
+    """Parse a number from 0 to 1."""
+    with suppress(ValueError):
+        if 0 <= (number := float(text)) <= 1:
+            return number
+    raise ValueError("give a number from 0 to 1")
 
 
 def choice(*words: str) -> Callable[[str], str]:

@@ -43,7 +43,9 @@ def _address(text: str) -> Address:
     try:
         return ip_address(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not an IP address") from None
+        raise ValueError(
+            f"{text!r} is not an IP address; give addresses, ranges (10.0.0.10-10.0.0.25) and networks (10.0.0.16/28)"
+        ) from None
 
 
 def _range(item: str, first: str, last: str) -> list[Address]:

@@ -9,68 +9,84 @@ import click
 import uvloop
 
 from gateway.machine.collector import calm_collector
+from gateway.settings import quantities
+from gateway.settings.option_values import Parsed
 from gateway.simulator.config import SimulatorConfig
 from gateway.simulator.processes import ProcessEnded, run_processes
 from gateway.simulator.simulator import Simulator
 from shared.core.errors import StartError
 
+_SECONDS = Parsed(quantities.duration_s(0), "SECONDS")
+
+
+def _number(at_least: int) -> Parsed:
+    return Parsed(quantities.whole(at_least), "N")
+
+
+def _choice(*words: str) -> Parsed:
+    return Parsed(quantities.choice(*words), "|".join(words))
+
 
 @click.command("simulate-vllm")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
-    type=click.IntRange(0, 65_535),
+    type=Parsed(quantities.whole(0, 65_535), "PORT"),
     default=8100,
     show_default=True,
     help="Port; 0 chooses a free one and prints it.",
 )
 @click.option(
-    "--model", "models", multiple=True, default=("sim/tiny",), show_default=True, help="Model to serve; repeatable."
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    default=("sim/tiny",),
+    show_default=True,
+    help="Model to serve; repeatable.",
 )
-@click.option(
-    "--max-model-len", type=click.IntRange(2), default=131_072, show_default=True, help="Context length in tokens."
-)
+@click.option("--max-model-len", type=_number(2), default=131_072, show_default=True, help="Context length in tokens.")
 @click.option(
     "--mode",
-    type=click.Choice(["instant", "latency", "barrier"]),
+    type=_choice("instant", "latency", "barrier"),
     default="instant",
     show_default=True,
     help="instant: answer at once. latency: after --gen-seconds. barrier: hold all requests and answer them together.",
 )
 @click.option(
     "--gen-seconds",
-    type=click.FloatRange(0),
+    type=_SECONDS,
     default=1.0,
     show_default=True,
     help="Duration of one generation in latency mode.",
 )
 @click.option(
     "--max-num-seqs",
-    type=click.IntRange(0),
+    type=_number(0),
     default=0,
     show_default=True,
     help="Generations at once in latency mode; 0: no limit.",
 )
 @click.option(
     "--barrier-size",
-    type=click.IntRange(0),
+    type=_number(0),
     default=0,
     show_default=True,
     help="Requests that barrier mode answers together; 0: all, once no new one arrives.",
 )
 @click.option(
     "--logprobs-mode",
-    type=click.Choice(["processed_logprobs", "raw_logprobs"]),
+    type=_choice("processed_logprobs", "raw_logprobs"),
     default="processed_logprobs",
     show_default=True,
-    help="Whether logprobs are scaled by the temperature. vLLM's own default is raw_logprobs.",
+    help="Whether logprobs use the temperature (processed) or ignore it (raw, which is vLLM's own default).",
 )
 @click.option(
     "--lora",
-    type=click.Choice(["any", "files", "off"]),
+    type=_choice("any", "files", "off"),
     default="any",
     show_default=True,
-    help="Load adapters from any path, only from a directory with an adapter_config.json, or not at all.",
+    help="Load adapters from any path, only from directories with an adapter_config.json (files), or not at all (off).",
 )
 @click.option(
     "--scale-out/--no-scale-out",
@@ -80,14 +96,14 @@ from shared.core.errors import StartError
 )
 @click.option(
     "--keep-alive",
-    type=click.FloatRange(0),
+    type=_SECONDS,
     default=5.0,
     show_default=True,
-    help="Seconds after which an idle connection is closed.",
+    help="Idle connections are closed after this time.",
 )
 @click.option(
     "--processes",
-    type=click.IntRange(1),
+    type=_number(1),
     default=1,
     show_default=True,
     help="Processes on the same port; each answers /_sim/stats for all.",

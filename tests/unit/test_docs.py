@@ -124,6 +124,20 @@ def test_command_is_documented_with_its_options(name: str) -> None:
     assert documented <= known
 
 
+@pytest.mark.parametrize("name", ["status", "upstreams", "keys", "demo", "bench", "simulate-vllm"])
+def test_the_value_of_an_option_has_the_same_name_in_the_help_and_in_the_document(name: str) -> None:
+    found = command(name)
+    below = found.commands.values() if isinstance(found, click.Group) else ()
+    taking = [
+        f"{option.opts[0]} {option.make_metavar(click.Context(one))}"
+        for one in (found, *below)
+        for option in one.params
+        if isinstance(option, click.Option) and not option.is_flag
+    ]
+    documented = words_in_code(section(INTERFACE, f"## `gateway {name}").replace("\\|", "|"))
+    assert [signature for signature in taking if signature not in documented] == []
+
+
 def test_check_takes_the_flags_of_serve() -> None:
     assert options_of("check") == options_of("serve")
     assert "flags of `gateway serve`" in section(INTERFACE, "## `gateway check`")

@@ -25,6 +25,8 @@ ROOMS: Final = ("gateway", "workers", "shared")
 
 _CORE: Final = ("shared.core",)
 _ALL_OF_SHARED: Final = ("shared",)
+# What the options of a command are made of.
+_OPTIONS: Final = ("gateway.settings.quantities", "gateway.settings.option_values")
 # Room -> what its modules may import of ours, types included: itself, the rooms named here and what is in them. A room
 # is a folder; the most specific entry counts. A name ending in ".*" allows a room's own modules and not its sub-rooms.
 MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
@@ -56,11 +58,12 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         "shared.*",
         *_CORE,
     ),
-    "gateway.simulator": ("gateway.machine", "shared.clock", *_CORE),
+    "gateway.simulator": ("gateway.machine", *_OPTIONS, "shared.clock", *_CORE),
     "gateway.bench": (
         "gateway.bench",
         "gateway.simulator",
         "gateway.machine",
+        *_OPTIONS,
         "shared.clock",
         "shared.wire.sdk.result",
         *_CORE,

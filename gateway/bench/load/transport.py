@@ -69,7 +69,7 @@ def parse_address(url: str, source_ip: str | None = None) -> GatewayAddress:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         hint = f"; {_WITHOUT_TLS}" if parts.scheme == "https" else ""
-        raise ValueError(f"{url!r} is not an address the load client can use: it speaks http://HOST:PORT only{hint}")
+        raise ValueError(f"{url!r} is not allowed; give http://HOST:PORT, since the load client speaks no TLS{hint}")
     return GatewayAddress(parts.hostname, parts.port or 80, parts.path.rstrip("/"), source_ip)
 
 

@@ -115,7 +115,9 @@ def _parse_item(item: str) -> Planned:
     names = [fault.value for fault in ChaosFault]
     if match is None or match[1] not in names:
         allowed = ", ".join(names)
-        raise ConfigError(f"--chaos {item!r}: must be WHAT@SECONDS with WHAT one of {allowed}; or random")
+        raise ConfigError(
+            f"--chaos: {item!r} is not allowed; give random, or WHAT@SECONDS, where WHAT is one of {allowed}"
+        )
     return Planned(ChaosFault(match[1]), float(match[2]))
 
 

@@ -66,13 +66,28 @@ def test_a_switch_can_be_turned_off_against_the_environment(
     ("arguments", "message"),
     [
         ([], "gateway: --upstream is missing"),
-        (["--no-such"], "gateway: No such option '--no-such'"),
-        (["--port"], "gateway: Option '--port' requires an argument"),
-        (["fly"], "gateway: No such command 'fly'; the commands are serve, check, "),
+        (["--no-such"], "gateway: `gateway serve` has no option --no-such; see `gateway serve --help`"),
+        (["--worker", "2"], "gateway: `gateway serve` has no option --worker; did you mean --workers?"),
+        (["--port"], "gateway: option '--port' requires an argument"),
+        (["serve", "more"], "gateway: got unexpected extra argument (more)"),
+        (["fly"], "gateway: `gateway` has no command 'fly'; the commands are serve, check, "),
+        (["keys"], "gateway: `gateway keys` needs a command; the commands are add, list, revoke"),
+        (["keys", "fly"], "gateway: `gateway keys` has no command 'fly'; the commands are add, list, revoke"),
+        (["upstreams"], "gateway: `gateway upstreams` needs a command; the commands are list, reset, set"),
         ([*UPSTREAM, "--port", "x"], "gateway: --port: 'x' is not allowed; give a whole number from 0 to 65535"),
         (["check"], "gateway: --upstream is missing"),
-        (["keys", "list"], "gateway: Missing option '--api-keys-file'"),
-        (["new-key", '"'], "gateway: Invalid value for NAME: use printable text"),
+        (["keys", "list"], "gateway: --api-keys-file is missing; give it or set GATEWAY_API_KEYS_FILE"),
+        (["keys", "add"], "gateway: NAME is missing; see `gateway keys add --help`"),
+        (["upstreams", "set"], "gateway: URL... is missing; see `gateway upstreams set --help`"),
+        (["new-key", '"'], "gateway: NAME: use printable text"),
+        (["demo", "--samples", "0"], "gateway: --samples: '0' is not allowed; give a whole number of at least 1"),
+        (["demo", "--workers", "x"], "gateway: --workers: 'x' is not allowed; give a whole number from 1 to 64"),
+        (["bench", "--preset", "x"], "gateway: --preset: 'x' is not allowed; allowed are burst, "),
+        (["bench", "--cancel", "nan"], "gateway: --cancel: 'nan' is not allowed; give a number from 0 to 1"),
+        (["bench", "--heartbeat-seconds", "0"], "gateway: --heartbeat-seconds: '0' is not allowed; give seconds from"),
+        (["bench", "--chaos", "x"], "gateway: --chaos: 'x' is not allowed; give random, or WHAT@SECONDS"),
+        (["bench", "--json", "/"], "gateway: --json: File '/' is a directory"),
+        (["simulate-vllm", "--mode", "x"], "gateway: --mode: 'x' is not allowed; allowed are instant, "),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(
@@ -83,6 +98,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(
     errors = capsys.readouterr().err
     assert errors.startswith(message)
     assert errors.count("\n") == 1
+    assert not errors.endswith(".\n")
     assert not started
 
 

@@ -77,11 +77,11 @@ def test_no_more_client_processes_than_samples_in_flight() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"samples": 0}, "--samples 0"),
-        ({"abandon_polls": 1.5}, "--abandon-polls 1.5"),
-        ({"cancel": -0.1}, "--cancel -0.1"),
-        ({"gen_seconds": -1.0}, "--gen-seconds -1.0"),
-        ({"heartbeat_seconds": 0.0}, "--heartbeat-seconds 0.0"),
+        ({"samples": 0}, "--samples: '0' is not"),
+        ({"abandon_polls": 1.5}, "--abandon-polls: '1.5'"),
+        ({"cancel": -0.1}, "--cancel: '-0.1'"),
+        ({"gen_seconds": -1.0}, "--gen-seconds: '-1.0'"),
+        ({"heartbeat_seconds": 0.0}, "--heartbeat-seconds: '0.0'"),
     ],
 )
 def test_a_value_that_makes_no_run_is_named(given: dict[str, Any], words: str) -> None:

@@ -46,12 +46,12 @@ def test_the_users_interpreter_is_tried_before_anything_starts(tmp_path: Path) -
 )
 def test_an_interpreter_without_the_sdk_is_named(script: str, words: str, tmp_path: Path) -> None:
     path = interpreter(tmp_path, script)
-    with pytest.raises(ConfigError, match=rf"--sdk-python {path}: .*\({words}\)"):
+    with pytest.raises(ConfigError, match=rf"--sdk-python: '{path}' .*\({words}\)"):
         scenario.check_sdk_python(Scenario(client="sdk", sdk_python=path))
 
 
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--sdk-python .*none: cannot be run"):
+    with pytest.raises(ConfigError, match=r"--sdk-python: .*none' cannot be run: No such file or directory;"):
         scenario.check_sdk_python(Scenario(client="sdk", sdk_python=str(tmp_path / "none")))
 
 

@@ -51,7 +51,7 @@ def test_the_scenario_keeps_the_plan_that_was_drawn() -> None:
 
 
 def test_only_what_bench_started_is_broken() -> None:
-    with pytest.raises(ConfigError, match="leave out --url"):
+    with pytest.raises(ConfigError, match="--chaos has no meaning with --url"):
         bench.main(["--url", "http://127.0.0.1:1", "--chaos", "kill-worker@1"], standalone_mode=False)
 
 
