@@ -118,10 +118,6 @@ class SampleSpec(Value, frozen=True):
         images_bytes = sum(len(image.data) for image in self.images) if self.images else 0
         return len(self.prompt) + images_bytes
 
-    @property
-    def wants_prompt_scores(self) -> bool:
-        return self.prompt_logprobs or self.topk_prompt_logprobs > 0
-
 
 class Category(Enum):
     """Whose fault a FAILED sample is, in the SDK's words."""

@@ -61,6 +61,8 @@ class ClientConnection(asyncio.Protocol):
     _discards = False
     # The last reply was given before the body of its request was whole.
     _ends = False
+    # The deadline of the request that is arriving runs.
+    _arrives_in_parts = False
     _answered_at_once = 0
     _discarded_bytes = 0
     _arriving_since_s = 0.0
@@ -90,8 +92,7 @@ class ClientConnection(asyncio.Protocol):
             transport.set_write_buffer_limits(high=high_water_bytes)
         self.flow = Flow(transport, self.service.loop.time)
         self.peer = SocketConnection(transport, self.flow, high_water_bytes)
-        self.edge.open.add(self)
-        self.edge.watch(self.edge.idle, self, self.service.loop)
+        self.edge.add(self, self.service.loop)
         if self.service.scheme == "http":
             self._read_early()
 
@@ -178,11 +179,12 @@ class ClientConnection(asyncio.Protocol):
 
     def _note_arrival(self, size_bytes: int) -> None:
         """Start the deadline of a request that is not whole after this read, and bound what is held of it."""
-        if self not in self.edge.arriving:
+        if not self._arrives_in_parts:
             self.edge.idle.discard(self)
             self._arriving_since_s = self.service.loop.time()
             self._paused_before_s = self.flow.paused_s(self._arriving_since_s)
-            self.edge.watch(self.edge.arriving, self, self.service.loop)
+            self.edge.arriving.add(self, self._arriving_since_s)
+            self._arrives_in_parts = True
         if self._parser.is_stuck(size_bytes):
             self._refuse(self._parser.too_large())
         elif self._arriving and self._arriving.read_ahead(size_bytes) > self.edge.limits.unread_body_bytes:
@@ -233,10 +235,12 @@ class ClientConnection(asyncio.Protocol):
     def request_ends(self) -> None:
         exchange, self._arriving = self._arriving, None
         assert exchange is not None
-        self.edge.arriving.discard(self)
+        if self._arrives_in_parts:
+            self._arrives_in_parts = False
+            self.edge.arriving.discard(self)
         if not exchange.complete:
             exchange.end_body()
-            if not self._pipeline:
+            if not self._pipeline and self.flow.read_paused:
                 # A handler that has its whole body asks for nothing more: a client that leaves would not be noticed.
                 self.flow.resume_reading()
         elif self._ends or self.transport.is_closing():
@@ -264,7 +268,8 @@ class ClientConnection(asyncio.Protocol):
         if self.transport.is_closing():
             self._watch_closing()
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self._pipeline:
             self.service.loop.call_soon(self._begin_next)
         elif self._refusal is not None:
@@ -294,7 +299,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _wait_for_next(self) -> None:
         self._discarded_bytes = 0
-        self.edge.watch(self.edge.idle, self, self.service.loop)
+        self.edge.idle.add(self, self.service.loop.time())
 
     # -- refusing
 
@@ -342,7 +347,7 @@ class ClientConnection(asyncio.Protocol):
     def _watch_closing(self) -> None:
         """Give the client time: a close is over when it has read what is buffered and, over TLS, has said goodbye."""
         self.edge.idle.discard(self)
-        self.edge.watch(self.edge.lingering, self, self.service.loop)
+        self.edge.lingering.add(self, self.service.loop.time())
 
     # -- readers that do not read, called by the transport
 
@@ -357,7 +362,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _watch_reader(self) -> None:
         self._unread_bytes = self.transport.get_write_buffer_size()
-        self.edge.watch(self.edge.unread, self, self.service.loop)
+        self.edge.unread.add(self, self.service.loop.time())
 
     # -- deadlines, called by the sweep
 
@@ -379,7 +384,7 @@ class ClientConnection(asyncio.Protocol):
         if not self.flow.read_paused and (self._parser.in_head or arriving_s >= allowed_s):
             self._refuse(Refusal(HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive whole in time."))
             return
-        self.edge.watch(self.edge.arriving, self, self.service.loop)
+        self.edge.arriving.add(self, self.service.loop.time())
 
     def reader_overdue(self, now_s: float) -> None:
         limits = self.edge.limits
@@ -396,4 +401,4 @@ class ClientConnection(asyncio.Protocol):
         # A last reply that is not read yet has the time that any other has.
         if self not in self.edge.unread:
             self._watch_reader()
-        self.edge.watch(self.edge.lingering, self, self.service.loop)
+        self.edge.lingering.add(self, self.service.loop.time())

@@ -55,9 +55,10 @@ class Edge:
         waits = f"{len(self.idle)} idle, {len(self.arriving)} arriving, {len(self.unread)} unread"
         return f"<Edge {len(self.open)} open: {waits}, {len(self.lingering)} lingering{', draining' * self.draining}>"
 
-    def watch(self, watchlist: Watchlist[Watched], item: Watched, loop: asyncio.AbstractEventLoop) -> None:
-        """Start, or restart, one of the deadlines of `item`."""
-        watchlist.add(item, loop.time())
+    def add(self, item: Watched, loop: asyncio.AbstractEventLoop) -> None:
+        """Take a new connection, which waits for its first request. The deadlines are looked at while any is open."""
+        self.open.add(item)
+        self.idle.add(item, loop.time())
         if self._timer is None:
             self._timer = loop.call_later(SWEEP_S, self._tick, loop)
 
@@ -103,5 +104,5 @@ class Edge:
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         more = self.sweep(loop.time())
-        if self.idle or self.arriving or self.unread or self.lingering:
+        if self.open:
             self._timer = loop.call_later(NEXT_BATCH_S if more else SWEEP_S, self._tick, loop)

@@ -66,7 +66,7 @@ class Responder(Protocol):
     # Requests come in crowds, and each waits for its turn of the loop.
     in_turns: bool
 
-    async def answer(self, exchange: Exchange) -> Reply | None:
+    async def answer(self, exchange: Exchange, body: bytes) -> Reply | None:
         """Return the reply, a refusal included; None when it was sent in parts or the client has gone."""
 
     def refuse(self, exchange: Exchange, error: GatewayError) -> None:
@@ -271,7 +271,7 @@ class Exchange:
         if self.expects_continue and not self._carrier.transport.is_closing():
             self._carrier.transport.write(_CONTINUE)
         self.expects_continue = False
-        if not self.body_is_whole:
+        if not self.body_is_whole and self._carrier.flow.read_paused:
             self._carrier.flow.resume_reading()
 
     async def _wait(self) -> None:
@@ -319,7 +319,8 @@ class Exchange:
         self.reply(500, b"text/plain; charset=utf-8", b"Internal Server Error")
 
     async def _answer(self, responder: Responder) -> None:
-        reply = await responder.answer(self)
+        # Without a limit the body is left to `receive`.
+        reply = await responder.answer(self, self.body if self._limit_bytes is not None else b"")
         # A connection keeps its last exchange until the next one: thousands that are idle would keep their prompts.
         self._parts.clear()
         if reply is None:

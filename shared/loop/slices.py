@@ -12,9 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
-
-    from shared.loop.turns import TurnLimit
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -76,17 +74,3 @@ async def run_in_batches(calls: Iterable[Coroutine[None, None, object]], at_once
 async def _first_error(calls: list[Coroutine[None, None, object]]) -> BaseException | None:
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     return next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
-
-
-async def in_steps(steps: Generator[None, None, T], turns: TurnLimit, key_digest: bytes) -> T:
-    """Run `steps` to the end and return its result. Each step after the first waits for its turn, as of `key_digest`.
-
-    `turns` is shared by all long work of the loop: however many bodies are long, only a few steps are run in a turn.
-    """
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        await turns.wait(key_digest)

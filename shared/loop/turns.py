@@ -17,10 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class FairQueue(Generic[T]):
@@ -122,6 +123,19 @@ class TurnLimit:
         except asyncio.CancelledError:
             self._waiting.discard(key_digest, wake)
             raise
+
+    async def run(self, steps: Generator[None, None, R], key_digest: bytes) -> R:
+        """Run `steps` to the end and return its result. Each step after the first waits for its turn.
+
+        Made for long work: however many bodies are long, only a few of their steps are run in a turn of the loop.
+        """
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                result: R = done.value
+                return result
+            await self.wait(key_digest)
 
     def _renew(self) -> None:
         """Begin a new turn, and let in as many of the waiting as it has room for."""

@@ -16,6 +16,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from shared.config import Settings
 from shared.core.callers import ApiKey, Keyring
 from shared.counters import Counters
 from shared.http.connection import ClientConnection
@@ -24,6 +25,7 @@ from shared.http.head import HttpLimits
 from tests.exchanges import RecordingTransport, parse_reply, service_of
 from workers.api import replies
 from workers.api.endpoint import Endpoint
+from workers.parts import Live
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +53,7 @@ class Attack:
             return replies.ok()
 
         keys = Keyring([ApiKey("a", sha256(b"tml-a").hexdigest())])
-        endpoint = Endpoint(handler, lambda: keys, Counters(), lambda: 64 * MIB)
+        endpoint = Endpoint(handler, Live(Settings(max_body_bytes=64 * MIB), keys), Counters())
         app = Starlette(routes=[Route("/x", endpoint, methods=["POST"])])
         service = service_of(app, {(b"POST", b"/x"): endpoint} if way == "hot" else {})
         self.bodies: list[bytes] = []

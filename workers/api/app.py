@@ -125,17 +125,11 @@ def _endpoint(
     streamed: bool = False,
     in_turns: bool = False,
 ) -> Endpoint:
-    most_bytes = BODY_BYTES.get(path, SMALL_BODY_BYTES)
-
-    def max_body_bytes() -> int:
-        limit_bytes = parts.live.settings.max_body_bytes
-        return limit_bytes if most_bytes is None else min(limit_bytes, most_bytes)
-
     return kind(
         partial(handler, parts),
-        lambda: parts.live.keyring,
+        parts.live,
         parts.counters,
-        max_body_bytes,
+        BODY_BYTES.get(path, SMALL_BODY_BYTES),
         public=public,
         streamed=streamed,
         in_turns=in_turns,

@@ -21,10 +21,10 @@ from workers.api.replies import Streamed
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from shared.core.callers import Keyring
     from shared.counters import Counters
     from shared.http.exchange import Exchange
     from workers.api.replies import Reply
+    from workers.parts import Live
 
 log = logging.getLogger(__name__)
 
@@ -39,20 +39,21 @@ class Endpoint:
     def __init__(
         self,
         handler: Handler,
-        keyring: Callable[[], Keyring],
+        live: Live,
         counters: Counters,
-        max_body_bytes: Callable[[], int],
+        max_body_bytes: int | None = None,
         *,
         public: bool = False,
         streamed: bool = False,
         in_turns: bool = False,
     ) -> None:
-        """`streamed`: the handler takes the body as it comes. `in_turns`: requests come in crowds, and wait for theirs.
+        """`max_body_bytes`: the limit of this path, which is never above `--max-body-bytes`; None: that alone.
 
-        `public`: no key is asked for.
+        `public`: no key is asked for. `streamed`: the handler takes the body as it comes. `in_turns`: requests come in
+        crowds, and wait for their turn.
         """
         self._handler = handler
-        self._keyring = keyring
+        self._live = live
         self._counters = counters
         self._max_body_bytes = max_body_bytes
         self._public = public
@@ -69,10 +70,12 @@ class Endpoint:
     def admit(self, exchange: Exchange) -> None:
         """Decide by the head who calls and whether the body may come, before any of it is kept."""
         self._counters.http_requests += 1
-        limit_bytes = None if self._streamed else self._max_body_bytes()
+        limit_bytes = None if self._streamed else self._live.settings.max_body_bytes
+        if limit_bytes is not None and self._max_body_bytes is not None:
+            limit_bytes = min(limit_bytes, self._max_body_bytes)
         try:
             if not self._public:
-                exchange.caller = self._keyring().identify(self._key_of(exchange))
+                exchange.caller = self._live.keyring.identify(self._key_of(exchange))
             if limit_bytes is not None:
                 require_readable(exchange.headers, limit_bytes)
         except GatewayError as error:
@@ -80,18 +83,19 @@ class Endpoint:
         else:
             exchange.collect(self, limit_bytes)
 
-    async def answer(self, exchange: Exchange) -> Reply | None:
+    async def answer(self, exchange: Exchange, body: bytes) -> Reply | None:
         """Return the handler's reply; None when it was streamed, or there is nobody to reply to."""
         headers = exchange.headers
+        trace = headers.get(b"traceparent")
         request = Request(
             exchange.caller,
-            b"" if self._streamed else exchange.body,
+            body,
             headers.get(b"accept"),
             exchange.peer,
             exchange.path_params,
             exchange.scope,
             exchange.receive,
-            traceparent_of(headers.get(b"traceparent")),
+            traceparent_of(trace) if trace is not None else None,
         )
         try:
             reply = await self._handler(request)
@@ -111,7 +115,8 @@ class Endpoint:
         except Exception as error:
             # The boundary: whatever broke, the client is answered.
             reply = self._refusal_of(error, exchange)
-        self._counters.answered(reply.status)
+        if reply.status >= 400:
+            self._counters.answered(reply.status)
         return reply
 
     def refuse(self, exchange: Exchange, error: GatewayError) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from shared.core.admission import refuse_request
 from shared.core.errors import Forbidden
 from shared.core.model import ModelRef
-from shared.loop.slices import in_steps
 from shared.wire import openai
 from workers.api import replies
 from workers.api.replies import Streamed
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 async def _complete(path: str, parts: WorkerParts, request: Request) -> Streamed:
-    call = await in_steps(openai.call_steps(request.body), parts.long_work, request.caller.digest)
+    call = await parts.long_work.run(openai.call_steps(request.body), request.caller.digest)
     target = await parts.adapters.bind(_model(call.model))
     most = call.max_tokens or target.context_tokens or 0
     refusal = refuse_request(call.sequences, most, request.caller.limits.max_request_tokens)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from shared.core import ids, trainer_ids
 from shared.core.errors import NotFound, StoreError, StoreUnavailable
 from shared.core.lifecycle import ANSWERS, Answer, State
-from shared.loop.slices import in_steps
 from shared.store.contract import LogPage
 from shared.wire.sdk import calls, result
 from workers.api import lost_results, replies, training
@@ -49,8 +48,8 @@ _NO_SESSION: Final = ""
 async def retrieve_future(parts: WorkerParts, request: Request) -> Reply | Streamed:
     """Hold until the sample has settled; its result, its failure, "submit again", or "try again"."""
     call = calls.decode_retrieve_future(request.body)
-    if not trainer_ids.is_of_sample(call.request_id):
-        return await training.retrieve_future(parts, request, call)
+    if parts.trainer is not None and not trainer_ids.is_of_sample(call.request_id):
+        return await training.retrieve_future(parts, parts.trainer, request, call)
     session, key = _find(parts, call.request_id, request.caller)
     parts.counters.polls += 1
     parts.sessions.note(session.session_id)
@@ -173,7 +172,7 @@ _WHY_GONE: Final = {
 
 async def retrieve_futures(parts: WorkerParts, request: Request) -> Reply:
     """Hold until something completed in this (sampling session, clone) after the cursor; take acknowledgements."""
-    call = await in_steps(calls.retrieve_futures_steps(request.body), parts.long_work, request.caller.digest)
+    call = await parts.long_work.run(calls.retrieve_futures_steps(request.body), request.caller.digest)
     parts.counters.session_polls += 1
     hold_s = _hold_s(parts, call.timeout)
     session = parts.sessions.find(call.sampling_session_id, request.caller)
@@ -181,7 +180,7 @@ async def retrieve_futures(parts: WorkerParts, request: Request) -> Reply:
         await _hold(parts, request, hold_s)
         return replies.ok(calls.completions((), call.prev_cursor))
     parts.sessions.note(session.session_id)
-    await in_steps(_acknowledge(parts, session, call.retrieved_request_ids), parts.long_work, request.caller.digest)
+    await parts.long_work.run(_acknowledge(parts, session, call.retrieved_request_ids), request.caller.digest)
     # SDK 0.36 sends its last acknowledgements in a full long poll with nothing pending: it must not be held.
     page = await _await_page(parts, request, session, call, 0.0 if call.retrieved_request_ids else hold_s)
     entries = ((ids.request_id(session, entry.seq_id), entry.finished, entry.size_bytes) for entry in page.entries)

@@ -8,7 +8,6 @@ from shared.core import ids
 from shared.core.admission import refuse_request
 from shared.core.errors import BadRequest, Forbidden, Overloaded
 from shared.core.model import ModelRef
-from shared.loop.slices import in_steps
 from shared.wire import vllm
 from shared.wire.sdk import calls
 from workers.api import replies, training
@@ -27,7 +26,7 @@ _CLONE_TRIES: Final = 8
 
 async def asample(parts: WorkerParts, request: Request) -> Reply:
     """Accept a sample and promise its result; answered before the generation starts."""
-    call = await in_steps(calls.sample_steps(request.body), parts.long_work, request.caller.digest)
+    call = await parts.long_work.run(calls.sample_steps(request.body), request.caller.digest)
     session = _session_of(parts, call, request.caller)
     seq_id = call.seq_id if call.seq_id is not None else 0
     target = await parts.adapters.target(session.model)

@@ -116,13 +116,13 @@ async def save_weights_for_sampler(parts: WorkerParts, request: Request) -> Stre
     return _passed_back(reply, wire.replaced(reply.body, "request_id", wrapped))
 
 
-async def retrieve_future(parts: WorkerParts, request: Request, call: calls.RetrieveFuture) -> Reply | Streamed:
+async def retrieve_future(
+    parts: WorkerParts, trainer: TrainingServer, request: Request, call: calls.RetrieveFuture
+) -> Reply | Streamed:
     """Poll for a future that was not promised for a sample here."""
-    if parts.trainer is None:
-        raise NotFound("there is no such request")
     parts.counters.polls += 1
     if not trainer_ids.is_wrapped(call.request_id):
-        return _poll(parts, request, parts.trainer, call)
+        return _poll(parts, request, trainer, call)
     future = trainer_ids.unwrap_future(call.request_id, request.caller.secret)
     if future is None:
         raise NotFound("there is no such request")

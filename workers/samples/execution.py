@@ -138,7 +138,7 @@ class Executor:
         for call in calls:
             self._counters.attempts += 1
             upstream.sent += 1
-            url = upstream.samples_url(call.protocol)
+            url = upstream.samples_urls[call.protocol]
             headers = _headers(sample, call, attempt)
             refusal = partial(vllm.why_not_ours, request_id=headers["X-Request-Id"], spec=sample.spec)
             exchange = Exchange(self._clock.monotonic_s, key_digest, refusal)

@@ -119,7 +119,7 @@ class Catalogue:
 
     def resolve(self, model: ModelRef) -> Target:
         """Return where samples of this model go. Raises `NotFound` with the models that are offered."""
-        return self._resolve_path(model.model_path) if model.model_path else self._resolve_base(model.name)
+        return self._resolve_path(model.model_path) if model.model_path else self._resolve_base(model.base_model or "")
 
     def _resolve_base(self, name: str) -> Target:
         if name not in self.base_models():

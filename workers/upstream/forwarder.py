@@ -75,7 +75,8 @@ class Forwarder:
             upstream.attempts.discard(exchange)
         upstream.accepted()
         if reply.status != 200:
-            protocol = UpstreamProtocol.GENERATE if url is upstream.generate_url else UpstreamProtocol.COMPLETIONS
+            generates = url is upstream.samples_urls[UpstreamProtocol.GENERATE]
+            protocol = UpstreamProtocol.GENERATE if generates else UpstreamProtocol.COMPLETIONS
             return classify_reply(reply.status, reply.body, reply.headers, protocol)
         upstream.answered(exchange, self._clock.monotonic_s())
         return reply.body if reply.whole else too_large()

@@ -54,7 +54,9 @@ class Protocols:
         """Ask the upstream which API it has, unless that is known or was chosen. Without an answer, ask next time."""
         if upstream.protocol_known and not upstream.lacks_generate:
             return
-        answer = await self._forwarder.ask(upstream, upstream.generate_url, PROBE_BODY, _TIMEOUT_S, PROBE_REQUEST_ID)
+        answer = await self._forwarder.ask(
+            upstream, upstream.samples_urls[UpstreamProtocol.GENERATE], PROBE_BODY, _TIMEOUT_S, PROBE_REQUEST_ID
+        )
         found = has_generate(answer[0]) if not isinstance(answer, Fault) else None
         if self._choice is ProtocolChoice.GENERATE:
             upstream.lacks_generate = not found

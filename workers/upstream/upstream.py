@@ -68,16 +68,15 @@ class Upstream:
     protocol: UpstreamProtocol = UpstreamProtocol.COMPLETIONS
     protocol_known: bool = True
     lacks_generate: bool = False
-    completions_url: URL = field(init=False)
-    generate_url: URL = field(init=False)
+    # Where samples go, by protocol.
+    samples_urls: dict[UpstreamProtocol, URL] = field(init=False)
     models_url: URL = field(init=False)
     load_adapter_url: URL = field(init=False)
     _salt: int = field(init=False)
 
     def __post_init__(self) -> None:
         base = self.url.rstrip("/")
-        self.completions_url = URL(base + UpstreamProtocol.COMPLETIONS.path)
-        self.generate_url = URL(base + UpstreamProtocol.GENERATE.path)
+        self.samples_urls = {protocol: URL(base + protocol.path) for protocol in UpstreamProtocol}
         self.models_url = URL(base + "/v1/models")
         self.load_adapter_url = URL(base + "/v1/load_lora_adapter")
         self._salt = int.from_bytes(blake2b(base.encode(), digest_size=8).digest(), "big") | 1
@@ -85,9 +84,6 @@ class Upstream:
     @property
     def in_flight(self) -> int:
         return len(self.attempts)
-
-    def samples_url(self, protocol: UpstreamProtocol) -> URL:
-        return self.generate_url if protocol is UpstreamProtocol.GENERATE else self.completions_url
 
     def answered(self, exchange: Exchange, now_s: float) -> None:
         """Count a whole reply with status 200."""

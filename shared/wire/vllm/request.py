@@ -93,7 +93,7 @@ def plan_calls(
     build = _generate_body if protocol is _GENERATE else _completion_body
     fields = _sampling_fields(spec.params, max_tokens, choices)
     topk = spec.topk_sample_logprobs
-    scored = spec.wants_prompt_scores
+    scored = spec.prompt_logprobs or spec.topk_prompt_logprobs > 0
     if not scored or choices == 1:
         return [UpstreamCall(build(spec, model, fields, topk, scored), choices, scored, protocol, max_tokens)]
     scores = build(spec, model, _ONE_TOKEN, 0, True)

@@ -118,7 +118,7 @@ class Delivering:
     def _note(self) -> None:
         self.delivered = True
 
-    async def answer(self, exchange: Exchange) -> Said:
+    async def answer(self, exchange: Exchange, body: bytes) -> Said:
         return self._reply
 
     def refuse(self, exchange: Exchange, error: GatewayError) -> None:

@@ -51,8 +51,7 @@ class Route:
         else:
             exchange.collect(self, MOST_BYTES)
 
-    async def answer(self, exchange: Exchange) -> Said | None:
-        body = exchange.body
+    async def answer(self, exchange: Exchange, body: bytes) -> Said | None:
         self.bodies.append(body)
         self.scopes.append(exchange.scope())
         if self.held is not None:

@@ -70,7 +70,7 @@ class Line:
         self, name: str = "r-a1", upstream: Upstream | None = None, prompt: Sequence[int] = (10,)
     ) -> bytes | bytearray | Fault:
         to = upstream or self.upstream
-        return await self.forwarder.post(to, to.samples_url(to.protocol), _asked(to, prompt), {"X-Request-Id": name})
+        return await self.forwarder.post(to, to.samples_urls[to.protocol], _asked(to, prompt), {"X-Request-Id": name})
 
     async def fault(self) -> Fault:
         outcome = await self.ask()

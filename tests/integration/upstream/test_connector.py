@@ -21,7 +21,7 @@ from gateway.simulator.simulator import Simulator
 from shared.clock import SystemClock
 from shared.config import Settings
 from shared.core import ports
-from shared.core.upstream_protocol import ClientChoice
+from shared.core.upstream_protocol import ClientChoice, UpstreamProtocol
 from tests.waiting import until
 from workers.upstream.connector import (
     BoundSocketFactory,
@@ -97,7 +97,9 @@ class Ways:
 
         async def ask(url: str) -> int:
             upstream = Upstream(url)
-            reply = await forwarder.post(upstream, upstream.completions_url, json.dumps(ASKED).encode(), {})
+            reply = await forwarder.post(
+                upstream, upstream.samples_urls[UpstreamProtocol.COMPLETIONS], json.dumps(ASKED).encode(), {}
+            )
             return 200 if isinstance(reply, bytes) else 500
 
         return ask

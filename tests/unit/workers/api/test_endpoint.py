@@ -14,6 +14,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from shared.config import Settings
 from shared.core.callers import ApiKey, Keyring
 from shared.core.errors import BadRequest, Overloaded, ReplyBroken
 from shared.counters import Counters
@@ -23,6 +24,7 @@ from tests.waiting import until
 from workers.api import replies
 from workers.api.endpoint import Endpoint, FixedReply, OpenAiEndpoint
 from workers.api.replies import Reply, Streamed
+from workers.parts import Live
 
 if TYPE_CHECKING:
     from shared.http.request import Request
@@ -57,8 +59,8 @@ class Bench:
     def __init__(self, handler: Handler, way: str, keyring: Keyring | None = None, **more: Any) -> None:
         kind = more.pop("kind", Endpoint)
         self.counters = Counters()
-        keys = keyring or Keyring(None)
-        endpoint = kind(handler, lambda: keys, self.counters, lambda: 100, **more)
+        live = Live(Settings(), keyring or Keyring(None))
+        endpoint = kind(handler, live, self.counters, 100, **more)
         starlette = Starlette(routes=[Route("/x", endpoint, methods=["POST"]), Route("/of/{name}", endpoint)])
         hot = {(b"POST", PATH.encode()): endpoint} if way == "hot" else {}
         self.service = service_of(starlette, hot)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from shared.core.upstream_protocol import UpstreamProtocol
 from workers.upstream.upstream import REFUSED_FOR_S, Upstream, all_down, choose
 
 
@@ -101,7 +102,10 @@ def test_an_upstream_that_refuses_while_it_holds_requests_is_found_out() -> None
 
 
 def test_a_trailing_slash_and_a_prefix_are_kept_right() -> None:
-    assert str(Upstream("http://h:1/router/").completions_url) == "http://h:1/router/v1/completions"
+    assert (
+        str(Upstream("http://h:1/router/").samples_urls[UpstreamProtocol.COMPLETIONS])
+        == "http://h:1/router/v1/completions"
+    )
 
 
 # -- affinity ---------------------------------------------------------------------------------------------------------
