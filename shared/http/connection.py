@@ -48,7 +48,7 @@ _READ_AHEAD: Final = 16
 _HIGH_WATER_BYTES: Final = 64 * KIB
 
 
-class ClientConnection(asyncio.Protocol):
+class EdgeConnection(asyncio.Protocol):
     """One client connection. `descriptor`: None where uvloop has to be asked for it, which costs a system call."""
 
     # Of a connection on which nothing has happened.

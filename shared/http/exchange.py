@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shared.core.errors import GatewayError
     from shared.http.head import RequestParser
     from shared.http.peer import Connection, Flow
-    from shared.http.reply import Reply
+    from shared.http.reply import WholeReply
     from shared.loop.turns import TurnLimit
 
 log = logging.getLogger(__name__)
@@ -54,19 +54,19 @@ _EXTENSION: Final = "gateway.exchange"
 
 
 class HotEntry(Protocol):
-    """What the table of hot paths holds."""
+    """An entry of the table of hot paths."""
 
     def admit(self, exchange: Exchange) -> None:
         """Write a reply at once, or call `exchange.collect`."""
 
 
 class Responder(Protocol):
-    """What answers a request whose body is whole."""
+    """An endpoint: it answers requests whose body is whole."""
 
     # Requests come in crowds, and each waits for its turn of the loop.
     in_turns: bool
 
-    async def answer(self, exchange: Exchange, body: bytes) -> Reply | None:
+    async def answer(self, exchange: Exchange, body: bytes) -> WholeReply | None:
         """Return the reply, a refusal included; None when it was sent in parts or the client has gone."""
 
     def refuse(self, exchange: Exchange, error: GatewayError) -> None:
@@ -78,7 +78,7 @@ class Responder(Protocol):
 
 @dataclass(slots=True)
 class Service:
-    """What all connections of one address serve. `hot`: by method and target, as they stand in the request line."""
+    """The application and the hot paths of one address. `hot`: by method and target, as in the request line."""
 
     app: ASGIApp
     loop: asyncio.AbstractEventLoop
@@ -151,12 +151,12 @@ class Exchange:
 
     @property
     def body(self) -> bytes:
-        """What has arrived of the body."""
+        """Return what has arrived of the body."""
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
 
     @property
     def gone(self) -> bool:
-        """Whether there is nobody to reply to; known before the transport reports the end."""
+        """Return whether there is nobody to reply to; known before the transport reports the end."""
         return self.retracted or not self.peer.connected
 
     def scope(self) -> Scope:

@@ -114,7 +114,7 @@ _HEADER_OVERHEAD_BYTES: Final = 4
 
 
 class RequestSink(Protocol):
-    """What a parser hands its requests to. Each method may raise `Refusal` or `Ended`, which stops the parser."""
+    """The receiver of parsed requests. Each method may raise `Refusal` or `Ended`, which stops the parser."""
 
     def request_begins(self) -> None:
         """Take the head that the parser holds now."""

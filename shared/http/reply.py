@@ -25,7 +25,7 @@ TLS_PIECE_BYTES: Final = 64 * KIB
 _BODILESS: Final = frozenset({204, 304})
 
 
-class Reply(Protocol):
+class WholeReply(Protocol):
     """A whole reply. `on_delivered` is called when the client was still there after the last byte."""
 
     @property
@@ -42,7 +42,7 @@ class Reply(Protocol):
 
 
 class Framing:
-    """How the parts of one reply are put on the wire. Its headers may be another server's.
+    """Frame the parts of one reply. Its headers may be another server's.
 
     `head` lacks its last, empty line. `closes`: the headers ask for the connection's end. Raises `RuntimeError` for
     what would not be HTTP.
@@ -107,7 +107,7 @@ async def send_response(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_in_pieces(send: Send, reply: Reply) -> None:
+async def send_in_pieces(send: Send, reply: WholeReply) -> None:
     """Send a whole reply; `send` waits for the client before each piece."""
     body = memoryview(reply.body)
     headers = [(b"content-type", reply.content_type), (b"content-length", b"%d" % len(body))]

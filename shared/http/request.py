@@ -1,4 +1,4 @@
-"""What a handler is given: one request whose caller is known and whose body is whole or still to come."""
+"""The request as a handler gets it: its caller is known, its body is whole or still to come."""
 
 from __future__ import annotations
 

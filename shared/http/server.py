@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
-from shared.http.connection import ClientConnection
+from shared.http.connection import EdgeConnection
 from shared.http.exchange import Service
 from shared.loop.turns import TurnLimit
 
@@ -191,7 +191,7 @@ class PublicServer:
     async def start(self) -> None:
         """Accept connections from now on."""
         self._config.load()
-        connect = partial(ClientConnection, self._service, self._edge)
+        connect = partial(EdgeConnection, self._service, self._edge)
         self._acceptor = Acceptor(self._listener, connect, self._backlog, self._config.ssl)
         await self._acceptor.start()
 
@@ -234,7 +234,7 @@ class PublicServer:
                 return
 
 
-def uvicorn_protocol(edge: Edge) -> Callable[..., ClientConnection]:
+def uvicorn_protocol(edge: Edge) -> Callable[..., EdgeConnection]:
     """Return what uvicorn's own server takes as its `http` setting. Its application serves all paths."""
 
     def make(
@@ -242,12 +242,12 @@ def uvicorn_protocol(edge: Edge) -> Callable[..., ClientConnection]:
         server_state: ServerState,
         app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> ClientConnection:
+    ) -> EdgeConnection:
         loop = _loop or asyncio.get_running_loop()
         service = Service(config.loaded_app, loop, TurnLimit(_STARTED_PER_TURN), scheme=_scheme_of(config))
         # uvicorn waits for these when it stops.
         service.connections, service.tasks = server_state.connections, server_state.tasks
-        return ClientConnection(service, edge)
+        return EdgeConnection(service, edge)
 
     return make
 

@@ -1,4 +1,4 @@
-"""Doing something to everything that is in flight without holding up the event loop: a slice in each of its turns.
+"""Do something to everything in flight without holding up the event loop: a slice in each of its turns.
 
 What a slice wakes or cancels runs before the next one, so that a turn costs what one slice costs, and heartbeats, new
 samples and the lease come in between.
@@ -21,7 +21,7 @@ SLICE: Final = 100
 
 
 def in_slices(act: Callable[[T], object], items: Iterable[T]) -> None:
-    """Do it to the first `SLICE` now, and to the others in the next turns. `act` must not raise."""
+    """Call `act` with the first `SLICE` items now, and with the others in the next turns. It must not raise."""
     _next_slice(act, iter(items), asyncio.get_running_loop())
 
 
@@ -34,14 +34,14 @@ def _next_slice(act: Callable[[T], object], rest: Iterator[T], loop: asyncio.Abs
 
 
 def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """For what awaits an answer after each batch."""
+    """Yield batches, for code that awaits an answer after each."""
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch
 
 
 async def in_turns(items: Iterable[T], size: int) -> AsyncIterator[list[T]]:
-    """Batches with a turn of the loop after each, for what awaits nothing."""
+    """Yield batches with a turn of the loop after each, for code that awaits nothing."""
     for batch in batches(items, size):
         yield batch
         await asyncio.sleep(0)

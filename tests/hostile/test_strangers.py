@@ -19,7 +19,7 @@ from starlette.routing import Route
 from shared.config import Settings
 from shared.core.callers import ApiKey, Keyring
 from shared.counters import Counters
-from shared.http.connection import ClientConnection
+from shared.http.connection import EdgeConnection
 from shared.http.edge import Edge
 from shared.http.head import HttpLimits
 from tests.exchanges import RecordingTransport, parse_reply, service_of
@@ -59,7 +59,7 @@ class Attack:
         self.bodies: list[bytes] = []
         self.taken_bytes = 0
         self.transport = AbortedTransport()
-        self.connection = ClientConnection(service, Edge(LIMITS))
+        self.connection = EdgeConnection(service, Edge(LIMITS))
         self.connection.connection_made(self.transport)
 
     async def send(self, data: bytes) -> None:

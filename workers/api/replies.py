@@ -37,7 +37,7 @@ class Reply(Value, frozen=True):
 
 
 class Streamed(Value, frozen=True):
-    """A reply that `run` sends itself. It raises `ClientGone`, `ReplyBroken`, and others before it has sent a byte."""
+    """A reply in parts, which `run` sends. It raises `ClientGone`, `ReplyBroken`, and others before the first byte."""
 
     run: Callable[[Send], Awaitable[None]]
 

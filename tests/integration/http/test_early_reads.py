@@ -25,9 +25,9 @@ CLOSING = request("POST", "/echo", BODY, "Connection: close")
 PIECES = (len(CLOSING) - 1, len(CLOSING) - len(BODY), 30, 1)
 
 
-def connection_of(served: Served) -> protocol.ClientConnection:
+def connection_of(served: Served) -> protocol.EdgeConnection:
     (made,) = served.edge.open
-    assert isinstance(made, protocol.ClientConnection)
+    assert isinstance(made, protocol.EdgeConnection)
     return made
 
 
@@ -101,12 +101,12 @@ async def test_a_refusal_of_what_came_early() -> None:
 
 
 async def test_a_defect_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: protocol.ClientConnection, data: bytes) -> None:
+    def broken(self: protocol.EdgeConnection, data: bytes) -> None:
         raise RuntimeError("a defect")
 
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    monkeypatch.setattr(protocol.ClientConnection, "data_received", broken)
+    monkeypatch.setattr(protocol.EdgeConnection, "data_received", broken)
     async with serving() as served:
         assert await all_that_is_told(served.connect_saying(CLOSING)) == b""
         await until(lambda: not served.edge.open, "closed")

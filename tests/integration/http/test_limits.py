@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from shared.http.connection import ClientConnection
+from shared.http.connection import EdgeConnection
 from shared.http.head import HttpLimits
 from tests.integration.http.edge_server import MIB, Served, now_s, refusal_in, request, serving, status_of
 from tests.waiting import until
@@ -29,13 +29,13 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert [record.getMessage() for record in caplog.get_records("call") if record.levelno > logging.DEBUG] == []
 
 
-def protocols(served: Served) -> list[ClientConnection]:
-    return [each for each in served.edge.open if isinstance(each, ClientConnection)]
+def protocols(served: Served) -> list[EdgeConnection]:
+    return [each for each in served.edge.open if isinstance(each, EdgeConnection)]
 
 
 def living_protocols(served: Served) -> int:
     gc.collect()
-    return sum(isinstance(each, ClientConnection) and each.edge is served.edge for each in gc.get_objects())
+    return sum(isinstance(each, EdgeConnection) and each.edge is served.edge for each in gc.get_objects())
 
 
 # -- sizes

@@ -23,7 +23,8 @@ async def ask(guard: Guard, method: str = "GET", path: str = "/status", **header
     async def send(message: Message) -> None:
         sent.append(message)
 
-    encoded = [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
+    # Two values of one header are divided by a bar.
+    encoded = [(name.encode(), one.encode("latin-1")) for name, value in named.items() for one in value.split("|")]
     await guard({"type": "http", "method": method, "path": path, "headers": encoded}, receive, send)
     return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
 
@@ -86,6 +87,9 @@ async def test_another_sites_page_changes_nothing(origin: bytes | None, foreign:
         ({"authorization": "op-key-"}, 401),
         ({"x_admin_key": "op-key"}, 200),
         ({"authorization": "Bearer op-key"}, 200),
+        ({"x_admin_key": "op-key|op-key"}, 401),
+        ({"x_admin_key": "other|op-key"}, 401),
+        ({"authorization": "Bearer other|Bearer op-key"}, 401),
     ],
 )
 async def test_the_key(headers: dict[str, str], status: int) -> None:

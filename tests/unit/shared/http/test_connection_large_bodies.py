@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from shared.http.connection import ClientConnection
+from shared.http.connection import EdgeConnection
 from shared.http.edge import Edge
 from shared.http.head import HttpLimits
 from tests.exchanges import RecordingTransport, service_of
@@ -18,9 +18,9 @@ PIECE = b"x" * (64 * 1024)
 HEAD = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (2 * len(PIECE))
 
 
-def connected(app: ASGIApp) -> tuple[ClientConnection, RecordingTransport]:
+def connected(app: ASGIApp) -> tuple[EdgeConnection, RecordingTransport]:
     """A connection of `app`, and what is beneath it."""
-    connection, transport = ClientConnection(service_of(app), Edge(HttpLimits())), RecordingTransport()
+    connection, transport = EdgeConnection(service_of(app), Edge(HttpLimits())), RecordingTransport()
     connection.connection_made(transport)
     return connection, transport
 
