@@ -11,11 +11,10 @@ request there is an `Exchange` (exchange.py). Two of them matter here:
 
 - **Deadlines** are kept in watchlists that all connections share (edge.py), never in timers of their own.
 - **Refusals** of what is not HTTP are JSON, wait for the replies before them, and are followed by a lingering close so
-  that the client can read them. Nothing is logged: they are the client's mistake.
-- **Discarding.** After a refusal, and after an early reply to a chunked body, nothing is parsed: what still arrives is
-  discarded, up to a limit in bytes on the wire. The rest of a body whose length is known is counted, and the next
-  request comes after it.
-- **Readers that do not read.** While replies wait in our buffers no other request is begun, and the least rate holds.
+  that the client can read them. They are the client's mistake, and nothing is logged.
+- **Discarding.** After a refusal, and after an early reply to a chunked body, nothing is parsed: the rest is discarded,
+  up to a limit in bytes on the wire. The next request comes after the rest of a body whose length is known.
+- **Slow readers.** While replies wait in our buffers no other request is begun, and the least rate holds.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ class EdgeConnection(asyncio.Protocol):
     _discards = False
     # The last reply was given before the body of its request was whole.
     _ends = False
-    # The deadline of the request that is arriving runs.
     _arrives_in_parts = False
     _answered_at_once = 0
     _discarded_bytes = 0
@@ -97,10 +95,9 @@ class EdgeConnection(asyncio.Protocol):
             self._read_early()
 
     def _read_early(self) -> None:
-        """Read what came with the connection.
+        """Read what came with the connection, as most first requests do.
 
-        A new connection's request mostly has. To wait until the loop reports it costs a turn of the loop, which takes
-        tens of milliseconds when the machine is busy: half the time of a short request.
+        Until the loop reports it a turn passes, which takes tens of milliseconds on a busy machine.
         """
         data = read_now(self.transport, self._descriptor, _EARLY_BYTES)
         if not data:
@@ -215,8 +212,7 @@ class EdgeConnection(asyncio.Protocol):
         self._answering = exchange
         exchange.begin()
         if exchange.complete:
-            # Answered as it was parsed. A read may hold thousands, and in one turn the loop reads on and on: no more of
-            # them are answered in a turn than may wait for theirs.
+            # A read may hold thousands of such requests: no more are answered in a turn than may wait in the pipeline.
             if not self._answered_at_once:
                 self.service.loop.call_soon(self._begin_turn)
             self._answered_at_once += 1
@@ -278,10 +274,7 @@ class EdgeConnection(asyncio.Protocol):
             self._wait_for_next()
 
     def _end_within_body(self, exchange: Exchange) -> None:
-        """End our side after the last reply, while more of its request's body may come.
-
-        To close over bytes that are still unread is to reset the connection, and the reply may be lost with it.
-        """
+        """End our side after the last reply. A close over unread bytes would reset the connection, and lose it."""
         self._ends = True
         self._discards = exchange.is_chunked
         self.edge.arriving.discard(self)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shared.config import KIB
 from shared.core.callers import ANONYMOUS
-from shared.http.head import place, too_large_body
+from shared.http.head import scope_of, too_large_body
 from shared.http.reply import TLS_PIECE_BYTES, Framing, log_access, opening, send_in_pieces
 
 if TYPE_CHECKING:
@@ -161,21 +161,10 @@ class Exchange:
 
     def scope(self) -> Scope:
         """Return ASGI's description of the request. Raises httptools' error when the target is no URL."""
-        carrier = self._carrier
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": self._version,
-            "method": self.method.decode("ascii"),
-            "server": None,
-            "client": carrier.client,
-            "scheme": carrier.service.scheme,
-            "root_path": "",
-            "headers": self.header_list,
-            "state": {},
-            "extensions": {_EXTENSION: self},
-        }
-        place(scope, self._url)
+        scope = scope_of(self.method, self._url, self._version, self.header_list)
+        scope["client"] = self._carrier.client
+        scope["scheme"] = self._carrier.service.scheme
+        scope["extensions"] = {_EXTENSION: self}
         return scope
 
     async def receive(self) -> Message:

@@ -17,7 +17,7 @@ import json
 import re
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote
 
 import httptools
@@ -27,8 +27,6 @@ from shared.core.errors import BodyTooLarge, UnsupportedEncoding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from starlette.types import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,16 +308,29 @@ def is_repeated(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bool:
 _PLAIN: Final = re.compile(rb"/[A-Za-z0-9_.~-][A-Za-z0-9_.~/-]*")
 
 
-def place(scope: Scope, url: bytes) -> None:
-    """Write the parts of a request's target into an ASGI scope. Raises httptools' error when `url` is no URL."""
+def scope_of(method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
+    """Return the part of an ASGI scope that a head decides. Raises httptools' error when `url` is no URL."""
+    scope: dict[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": version,
+        "method": method.decode("ascii"),
+        "server": None,
+        "root_path": "",
+        "raw_path": url,
+        "query_string": b"",
+        "headers": headers,
+        "state": {},
+    }
     if _PLAIN.fullmatch(url):
-        scope["path"], scope["raw_path"], scope["query_string"] = url.decode("ascii"), url, b""
-        return
+        scope["path"] = url.decode("ascii")
+        return scope
     parsed = httptools.parse_url(url)
     path = parsed.path.decode("ascii")
     scope["path"] = unquote(path) if "%" in path else path
     scope["raw_path"] = parsed.path
     scope["query_string"] = parsed.query or b""
+    return scope
 
 
 def require_readable(headers: Mapping[bytes, bytes], limit_bytes: int) -> None:

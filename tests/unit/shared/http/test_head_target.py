@@ -15,9 +15,7 @@ KEYS = ("path", "raw_path", "query_string")
 
 
 def placed(url: bytes) -> dict[str, Any]:
-    scope: dict[str, Any] = {}
-    head.place(scope, url)
-    return scope
+    return head.scope_of(b"GET", url, "1.1", [])
 
 
 @pytest.mark.parametrize(
