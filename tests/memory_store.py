@@ -83,6 +83,9 @@ class MemoryServer:
     max_bytes: int = 0
     # Takes nothing that needs room.
     is_full: bool = False
+    # Its memory as `info` shows it; 0 means no limit.
+    memory_bytes: int = 0
+    reports: dict[str, tuple[float, bytes]] = field(default_factory=dict)
 
     def wipe(self) -> None:
         """Lose everything, like a server that restarted empty."""
@@ -219,12 +222,14 @@ class MemoryStore:
         await self._enter()
         return sum(self._start_clock(key, ttl_s, acknowledged=True) for key in keys)
 
-    async def count_unread(self, keys: Sequence[SampleKey]) -> int:
+    async def unread(self, keys: Sequence[SampleKey]) -> list[SampleKey]:
         await self._enter()
-        found = [self._stored(key) for key in keys]
-        return sum(
-            stored is not None and stored.header.state in SETTLED and not stored.header.handed_over for stored in found
-        )
+        found = [(key, self._stored(key)) for key in keys]
+        return [
+            key
+            for key, stored in found
+            if stored is not None and stored.header.state in SETTLED and not stored.header.handed_over
+        ]
 
     def _start_clock(self, key: SampleKey, ttl_s: float, *, acknowledged: bool) -> bool:
         stored = self._stored(key)
@@ -407,6 +412,12 @@ class MemoryStore:
             self._server.instances.discard(owner)
         return reaped
 
+    async def report_unfetched(self, owner: str, report: bytes, *, ttl_s: float) -> list[bytes]:
+        await self._enter()
+        now_s, reports = self._clock.monotonic_s(), self._server.reports
+        reports[owner] = (now_s, report)
+        return [found for name, (at_s, found) in reports.items() if name != owner and now_s - at_s <= ttl_s]
+
     # -- messages between workers
 
     async def send_control(self, owner: str, message: bytes) -> None:
@@ -460,4 +471,5 @@ class MemoryStore:
 
     async def info(self) -> StoreInfo:
         await self._enter()
-        return StoreInfo("memory", "memory", 0, 0, "noeviction")
+        used_bytes = sum(len(stored.payload) for stored in self._server.samples.values())
+        return StoreInfo("memory", "memory", used_bytes, self._server.memory_bytes, "noeviction")

@@ -104,6 +104,30 @@ def refuse_session(open_sessions: int, max_sessions: int | None) -> Rejection | 
     return Rejection("key", f"{text}; end one, or try again later")
 
 
+class StoreLoad(Value, frozen=True):
+    """The memory of the store, and the results in it that one key has not fetched.
+
+    `max_bytes`: 0 means no limit. `keys`: how many keys have unfetched results, the asking one counted in any case.
+    """
+
+    used_bytes: int
+    max_bytes: int
+    unfetched_bytes: int
+    keys: int
+
+
+def refuse_unfetched(load: StoreLoad) -> Rejection | None:
+    """Return why a key may not add to its unfetched results, or None if it may.
+
+    The rule of shares, applied to the store: when it is nearly full, keys that hold more than their share wait.
+    """
+    parts = load.keys + 1
+    if not load.max_bytes or not _over_share(load.used_bytes, load.unfetched_bytes, 1, load.max_bytes, parts):
+        return None
+    text = f"the result store is nearly full, and this key left more than its share (1/{parts}) of it unfetched"
+    return Rejection("share", f"{text}; fetch results, or send it again later")
+
+
 def _by_state(load: Load) -> Rejection | None:
     if load.draining:
         return Rejection("draining", "this worker is stopping; send it again")

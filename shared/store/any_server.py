@@ -20,7 +20,7 @@ from shared.core.record import (
 )
 from shared.core.roll_call import Roll
 from shared.redis.link import COMMAND_DEADLINE_S
-from shared.store import schema, scripts
+from shared.store import instance_scripts, schema, scripts
 from shared.store.announcements import LINGER_S, Announcements
 from shared.store.contract import LeaseView, SessionInfo
 from shared.store.schema import Keys
@@ -111,8 +111,8 @@ class AnyServerStore:
     async def acknowledge(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
         return await self._sum(self._start_clock, keys, schema.ms(ttl_s), ACKNOWLEDGED)
 
-    async def count_unread(self, keys: Sequence[SampleKey]) -> int:
-        return await self._sum(scripts.COUNT_UNREAD, keys)
+    async def unread(self, keys: Sequence[SampleKey]) -> list[SampleKey]:
+        raise NotImplementedError
 
     async def _sum(self, script: Script, keys: Sequence[SampleKey], *arguments: Argument) -> int:
         """Run a script on the records of all `keys` and return the sum of its replies."""
@@ -170,29 +170,33 @@ class AnyServerStore:
     # -- ownership ----------------------------------------------------------------------------------------------
 
     async def watch_lease(self, owner: str) -> LeaseView:
-        held, age_s = await self._commands.run(scripts.WATCH_LEASE, [self._keys.lease(owner)])
+        held, age_s = await self._commands.run(instance_scripts.WATCH_LEASE, [self._keys.lease(owner)])
         return LeaseView(bool(held), float(age_s))
 
     async def note_refill(self, owner: str, *, window_s: float) -> None:
-        await self._commands.run(scripts.NOTE_REFILL, [self._keys.refills], owner, schema.ms(window_s))
+        await self._commands.run(instance_scripts.NOTE_REFILL, [self._keys.refills], owner, schema.ms(window_s))
 
     async def refill_left_s(self) -> float:
-        left_ms: int = await self._commands.run(scripts.REFILL_LEFT, [self._keys.refills])
+        left_ms: int = await self._commands.run(instance_scripts.REFILL_LEFT, [self._keys.refills])
         return left_ms / 1000
 
     async def server_run(self) -> bytes:
-        run_id: bytes = await self._commands.run(scripts.SERVER_RUN, [self._keys.roll])
+        run_id: bytes = await self._commands.run(instance_scripts.SERVER_RUN, [self._keys.roll])
         return run_id
 
     async def answer_roll(self, owner: str, run: bytes) -> bool:
-        return bool(await self._commands.run(scripts.ANSWER_ROLL, [self._keys.roll], owner, run, _ROLL_TTL_MS))
+        return bool(await self._commands.run(instance_scripts.ANSWER_ROLL, [self._keys.roll], owner, run, _ROLL_TTL_MS))
 
     async def read_roll(self) -> Roll:
-        found = await self._commands.run(scripts.READ_ROLL, [self._keys.roll], _ROLL_TTL_MS)
+        found = await self._commands.run(instance_scripts.READ_ROLL, [self._keys.roll], _ROLL_TTL_MS)
         return Roll(*(frozenset(owner.decode() for owner in owners) for owners in found))
 
     async def leave_roll(self, owner: str) -> None:
-        await self._commands.run(scripts.LEAVE_ROLL, [self._keys.roll], owner, _ROLL_TTL_MS)
+        await self._commands.run(instance_scripts.LEAVE_ROLL, [self._keys.roll], owner, _ROLL_TTL_MS)
+
+    async def report_unfetched(self, owner: str, report: bytes, *, ttl_s: float) -> list[bytes]:
+        keys = [self._keys.unfetched]
+        return list(await self._commands.run(instance_scripts.REPORT_UNFETCHED, keys, owner, report, schema.ms(ttl_s)))
 
     # -- messages between workers -------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from shared.store.any_server import BULK_FROM_BYTES, AnyServerStore
 from shared.store.contract import Settled
 from shared.store.one_server import SETTLED
 from shared.store.schema import key_of, member
-from shared.store.scripts import EVEN_WHEN_FULL
+from shared.store.scripts import ARE_UNREAD, EVEN_WHEN_FULL
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
@@ -156,6 +156,10 @@ class ClusterStore(AnyServerStore):
             single: int = await self._commands.run(script, [self._keys.sample(keys[0])], *arguments)
             return single
         return sum(await _all(self._commands.run(script, [self._keys.sample(key)], *arguments) for key in keys))
+
+    async def unread(self, keys: Sequence[SampleKey]) -> list[SampleKey]:
+        flags = await _all(self._commands.run(ARE_UNREAD, [self._keys.sample(key)]) for key in keys)
+        return [key for key, (is_unread,) in zip(keys, flags, strict=True) if is_unread]
 
     async def read_log(self, session_key: str, clone_id: int, cursor: int, *, limit: int) -> LogPage:
         epoch, n = divmod(cursor, 2**schema.SEQ_BITS)

@@ -204,8 +204,8 @@ class Store(Protocol):
         """
         ...
 
-    async def count_unread(self, keys: Sequence[SampleKey]) -> int:
-        """Return how many of these are settled and were neither handed over nor acknowledged."""
+    async def unread(self, keys: Sequence[SampleKey]) -> list[SampleKey]:
+        """Return those of these that are settled and were neither handed over nor acknowledged."""
         ...
 
     # -- completion logs and waking -----------------------------------------------------------------------------
@@ -309,6 +309,10 @@ class Store(Protocol):
 
     async def leave_roll(self, owner: str) -> None:
         """Note that `owner` runs nothing any more."""
+        ...
+
+    async def report_unfetched(self, owner: str, report: bytes, *, ttl_s: float) -> list[bytes]:
+        """Keep what `owner` reports of its unfetched results for `ttl_s`, and return the reports of the others."""
         ...
 
     # -- messages between workers -------------------------------------------------------------------------------

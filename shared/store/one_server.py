@@ -9,6 +9,7 @@ replicated is gone, and the workers refill it.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING, Final
 
 from shared.core.errors import ConfigError, StoreRefused, StoreUnavailable
@@ -18,7 +19,7 @@ from shared.redis.address import RedisAddress, SentinelAddress, parse_url
 from shared.redis.commands import Commands, Subscriptions
 from shared.redis.link import Link
 from shared.redis.login import Sentinels
-from shared.store import schema, scripts
+from shared.store import instance_scripts, schema, scripts
 from shared.store.any_server import BULK_FROM_BYTES, AnyServerStore
 from shared.store.contract import Settled
 from shared.store.schema import key_of, member
@@ -140,6 +141,14 @@ class RedisStore(AnyServerStore):
             total += await self._commands.run(script, names, *arguments)
         return total
 
+    async def unread(self, keys: Sequence[SampleKey]) -> list[SampleKey]:
+        found: list[SampleKey] = []
+        for first in range(0, len(keys), _BATCH):
+            batch = keys[first : first + _BATCH]
+            flags = await self._commands.run(scripts.ARE_UNREAD, [self._keys.sample(key) for key in batch])
+            found += compress(batch, flags)
+        return found
+
     async def read_log(self, session_key: str, clone_id: int, cursor: int, *, limit: int) -> LogPage:
         connection = self._link.connection
         run = schema.run_number(connection.run_id) if connection is not None else 0
@@ -155,15 +164,15 @@ class RedisStore(AnyServerStore):
 
     async def renew_lease(self, owner: str, *, ttl_s: float) -> bool:
         keys = [self._keys.lease(owner), self._keys.instances]
-        return bool(await self._commands.run(scripts.RENEW_LEASE, keys, owner, schema.ms(ttl_s)))
+        return bool(await self._commands.run(instance_scripts.RENEW_LEASE, keys, owner, schema.ms(ttl_s)))
 
     async def release_lease(self, owner: str) -> None:
         keys = [self._keys.lease(owner), self._keys.instances, self._keys.open_set(owner)]
-        await self._commands.run(scripts.RELEASE_LEASE, keys, owner)
+        await self._commands.run(instance_scripts.RELEASE_LEASE, keys, owner)
 
     async def lapsed_owners(self) -> list[str]:
         before, _, after = self._keys.lease("*").partition("*")
-        found = await self._commands.run(scripts.LAPSED_OWNERS, [self._keys.instances], before, after)
+        found = await self._commands.run(instance_scripts.LAPSED_OWNERS, [self._keys.instances], before, after)
         return [owner.decode() for owner in found]
 
     async def reap(self, owner: str, *, ttl_s: float, now_ms: int, limit: int = 500) -> list[SampleKey]:

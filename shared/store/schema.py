@@ -26,6 +26,7 @@ class Keys:
         self.refills = f"{prefix}:r"
         self.roll = f"{prefix}:t"
         self.upstreams = f"{prefix}:u"
+        self.unfetched = f"{prefix}:q"
         # Channels.
         self.announcements = f"{prefix}:a:"
         self.control_all = f"{prefix}:x"

@@ -85,7 +85,7 @@ async def test_a_pending_sample_tells_that_it_waits(bench: Bench) -> None:
     store.mark_paused(KEY, claim(), paused=True)
     store.mark_paused(SampleKey("session", 99), claim(), paused=True)
     assert await store.read_header(KEY) == Header(State.ORPHANED, claim())
-    assert await store.count_unread([KEY]) == 1
+    assert await store.unread([KEY]) == [KEY]
     assert await store.read_header(SampleKey("session", 99)) is None
 
 
@@ -206,7 +206,7 @@ async def test_an_acknowledgement_that_comes_first_leaves_the_hand_over_to_be_co
     assert await store.mark_retrieved([KEY], ttl_s=300) == 1
     assert await store.mark_retrieved([KEY], ttl_s=300) == 0
     assert await store.acknowledge([KEY], ttl_s=30) == 0
-    assert await store.count_unread([KEY]) == 0
+    assert await store.unread([KEY]) == []
     assert await bench.ttl_s("gw:s:session:1") == pytest.approx(30, abs=5)
 
 
@@ -245,10 +245,10 @@ async def test_many_clocks_start_at_once(bench: Bench) -> None:
     assert await store.acknowledge([], ttl_s=30) == 0
 
 
-async def test_the_unread_are_counted(bench: Bench) -> None:
+async def test_the_unread_are_found(bench: Bench) -> None:
     store = await bench.store(ALICE)
     unread, fetched, pending = (SampleKey("session", number) for number in range(3))
     await bring_to(store, unread, State.FAILED)
     await bring_to(store, fetched, State.RETRIEVED)
     await bring_to(store, pending, State.PENDING)
-    assert await store.count_unread([unread, fetched, pending, SampleKey("session", 99)]) == 1
+    assert await store.unread([fetched, unread, pending, SampleKey("session", 99)]) == [unread]

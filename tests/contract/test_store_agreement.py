@@ -82,6 +82,19 @@ async def test_a_clone_number_is_reserved_once_per_session(bench: Bench) -> None
     assert await bob.reserve_clone("other", 999_999_999)
 
 
+async def test_workers_report_what_nobody_fetched(bench: Bench) -> None:
+    """The reports of the others are read with one's own, and lapse unless they are repeated."""
+    alice, bob = await bench.store(ALICE), await bench.store(BOB)
+    assert await alice.report_unfetched(ALICE, b"a=1 b=2", ttl_s=30) == []
+    assert await bob.report_unfetched(BOB, b"", ttl_s=30) == [b"a=1 b=2"]
+    assert await alice.report_unfetched(ALICE, b"a=3", ttl_s=30) == [b""]
+    assert await bob.report_unfetched(BOB, b"", ttl_s=30) == [b"a=3"]
+    if bench.redis is not None:
+        assert await bench.ttl_s("gw:q") == pytest.approx(30, abs=5)
+        bench.redis.command("HSET", "gw:q", ALICE, "1 a=9")
+        assert await bob.report_unfetched(BOB, b"", ttl_s=30) == [], "from long ago"
+
+
 # -- ownership -----------------------------------------------------------------------------------------------------
 
 

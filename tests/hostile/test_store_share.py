@@ -7,11 +7,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shared.config import Settings
-from tests.app_bench import AppBench, opened, request_id, settled
-from tests.worker_bench import SESSION_ID
+from shared.core import ids
+from shared.core.lifecycle import State
+from shared.core.model import SampleKey
+from shared.core.record import Claim
+from tests.app_bench import KEY_A, KEY_B, KEYS, AppBench, opened, request_id, session_of, settled
+from tests.worker_bench import OTHER_OWNER, SESSION_ID
+from workers.samples.expiry import UnfetchedResults
+from workers.samples.live import Ending
+from workers.samples.store_share import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+PAYLOAD = bytes(100_000)
+SECRET_A = ids.owner_secret(KEY_A)
+CLAIM = Claim("0123456789abcdef", 1, 1, bytes(16))
 
 
 @pytest.fixture
@@ -44,6 +55,97 @@ async def test_a_full_store_serves_heartbeats_polls_and_acknowledgements(bench: 
     assert (await bench.poll_session(retrieved_request_ids=[request_id(1)])).status == 200
     await bench.expiry.flush()
     assert bench.counters.acknowledged == 1
+
+
+async def fill(bench: AppBench, key: str, results: int) -> list[str]:
+    """Settle results of `PAYLOAD` for a key; nobody fetches them."""
+    ending = Ending(State.READY, PAYLOAD)
+    return [await settled(bench, ending, seq_id, of=session_of(key), key=key) for seq_id in range(results)]
+
+
+async def ask(bench: AppBench, key: str, seq_id: int) -> int:
+    return (await bench.asample(seq_id, of=session_of(key), key=key)).status
+
+
+async def test_a_key_that_fetches_nothing_is_refused_before_others_are() -> None:
+    async with opened(api_keys=KEYS) as bench:
+        bench.server.memory_bytes = 20 * len(PAYLOAD)
+        await fill(bench, KEY_A, 18)
+        await bench.housekeeping.tend_store()
+        refused = await bench.asample(50, of=session_of(KEY_A), key=KEY_A)
+        assert (refused.status, bench.counters.rejected_share) == (429, 1)
+        assert "the result store is nearly full, and this key left more than its share" in refused.json["detail"]
+        assert await ask(bench, KEY_B, 50) == 200
+
+
+async def test_what_is_fetched_or_acknowledged_no_longer_counts() -> None:
+    async with opened(api_keys=KEYS) as bench:
+        bench.server.memory_bytes = 20 * len(PAYLOAD)
+        names = await fill(bench, KEY_A, 18)
+        await bench.housekeeping.tend_store()
+        for name in names[:9]:
+            assert (await bench.retrieve(name, key=KEY_A)).status == 200
+        assert await ask(bench, KEY_A, 50) == 200
+        await bench.poll_session(of=session_of(KEY_A), key=KEY_A, retrieved_request_ids=names[9:])
+        assert ids.owner_tag(ids.owner_secret(KEY_A)) not in bench.unfetched.by_key
+
+
+async def test_the_store_that_fills_between_two_looks_is_noticed() -> None:
+    async with opened(api_keys=KEYS) as bench:
+        bench.server.memory_bytes = 20 * len(PAYLOAD)
+        await bench.housekeeping.tend_store()
+        await fill(bench, KEY_A, 18)
+        assert await ask(bench, KEY_A, 50) == 429
+        assert await ask(bench, KEY_B, 50) == 200
+
+
+async def test_a_key_has_one_share_of_the_store_on_all_workers() -> None:
+    """What it left elsewhere counts here, and what others delivered does not."""
+    async with opened(api_keys=KEYS) as here:
+        other = await AppBench(here.server, OTHER_OWNER, api_keys=KEYS).open()
+        here.server.memory_bytes = 20 * len(PAYLOAD)
+        names = await fill(other, KEY_A, 18)
+        await other.housekeeping.tend_store()
+        await here.housekeeping.tend_store()
+        assert await ask(here, KEY_A, 50) == 429
+        assert await ask(here, KEY_B, 50) == 200
+        for name in names:
+            assert (await here.retrieve(name, key=KEY_A)).status == 200
+        await here.expiry.flush()
+        await other.housekeeping.tend_store()
+        await here.housekeeping.tend_store()
+        assert await ask(here, KEY_A, 50) == 200
+        await other.close()
+
+
+async def test_a_worker_that_is_gone_reports_nothing_after_a_lease() -> None:
+    async with opened(api_keys=KEYS) as here:
+        here.server.memory_bytes = 20 * len(PAYLOAD)
+        await here.store.report_unfetched(OTHER_OWNER, b"%s=99999999" % ids.owner_tag(SECRET_A).encode(), ttl_s=30)
+        await fill(here, KEY_B, 18)
+        await here.housekeeping.tend_store()
+        assert await ask(here, KEY_A, 50) == 429
+        here.clock.advance(31)
+        await here.renew_lease()
+        await here.housekeeping.tend_store()
+        assert await ask(here, KEY_A, 50) == 200
+
+
+def test_results_too_many_to_be_remembered_count_until_they_expire() -> None:
+    unfetched = UnfetchedResults(most=10)
+    for number in range(100):
+        unfetched.add(SampleKey("session", number), CLAIM, float(number), "a", 744)
+    assert (len(unfetched), unfetched.by_key) == (10, {"a": 100_000})
+    unfetched.take_settled_before(95.0)
+    assert unfetched.by_key == {"a": 40_000 - 1_000 * 5 + 0}
+    unfetched.take_settled_before(1_000.0)
+    assert unfetched.by_key == {}
+
+
+def test_a_report_that_nobody_wrote_is_read_as_far_as_it_goes() -> None:
+    counted = {"a": 1, "b": 2**40}
+    assert unpack(pack(counted | {"": 7})) == counted
+    assert unpack(b"a=1 b=x =3 c \xff=4 d=99999999999999999999 \xb2=\xb2") == {"a": 1, "": 3, "\ufffd": 4}
 
 
 def test_what_is_known_of_a_session_outlives_it_and_its_results() -> None:

@@ -310,6 +310,7 @@ def test_keys_of_the_store_are_documented() -> None:
         keys.sessions_of("TAG"),
         keys.clones("K"),
         keys.upstreams,
+        keys.unfetched,
         keys.lock("NAME"),
         keys.announcement("K"),
         keys.control("OWNER"),

@@ -105,6 +105,8 @@ class Housekeeping:
         await self._write_signs_of_life()
         await self._end_dead_sessions()
         await self._count_expiring()
+        if (quota := self._parts.dispatcher.quota).key_usage.shared:
+            await quota.store_share.update(self._parts.store, self._owner, self._lease_s)
         await self._reap_lapsed()
 
     def on_control(self, message: bytes) -> None:
@@ -160,7 +162,7 @@ class Housekeeping:
         margin_s = min(2 * self._pace.renew_every_s, self._undelivered_ttl_s / 2)
         then_s = self._parts.clock.monotonic_s() - (self._undelivered_ttl_s - margin_s)
         for due in batches(self._parts.unfetched.take_settled_before(then_s), self._pace.at_once):
-            self._parts.counters.expired_undelivered += await self._parts.store.count_unread(due)
+            self._parts.counters.expired_undelivered += len(await self._parts.store.unread(due))
 
     async def _reap_lapsed(self) -> None:
         """End the samples of instances that hold no lease, once everybody had the length of a lease to renew it."""

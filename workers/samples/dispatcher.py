@@ -30,6 +30,7 @@ from shared.wire.sdk.calls import failure_body
 from workers.samples.live import STANDARD_PACE, Ending, LiveSample, Phase, end_all
 from workers.samples.quota import Quota
 from workers.samples.settling import Settler
+from workers.samples.store_share import StoreShare
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -88,7 +89,7 @@ class Dispatcher:
         self._unfetched = unfetched
         self._undelivered_ttl_s = settings.undelivered_ttl_s
         self._pace = pace
-        self.quota = Quota(counters, settings)
+        self.quota = Quota(counters, settings, StoreShare(unfetched))
         self._settler = Settler(self._write, store, self.quota, clock, pace)
         self.samples: dict[SampleKey, LiveSample] = {}
         self._by_session: dict[str, set[LiveSample]] = {}
@@ -159,6 +160,7 @@ class Dispatcher:
     ) -> LiveSample:
         held_bytes = spec.size_bytes + _SAMPLE_OVERHEAD_BYTES
         request_id = ids.request_id(session, key.seq_id)
+        self.quota.require_store_share(caller)
         store_full = now_s < self.quota.store_full_until_s
         refilling = self.is_refilling(now_s)
         holding = self.quota.take(caller, held_bytes, store_full=store_full, store_refilling=refilling)
@@ -294,7 +296,7 @@ class Dispatcher:
         if settled is Settled.RESTORED:
             self.on_loss()
         if settled is not None:
-            self._unfetched.add(key, sample.claim, settled_s)
+            self._unfetched.add(key, sample.claim, settled_s, sample.holding.owner_tag, len(ending.payload))
             self._store.announce(key.session_key, key.seq_id)
         if settled is Settled.REFUSED:
             # The result may have been written before the sample was cancelled: polls must look.

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from shared.core.errors import StoreError, StoreRefused
@@ -28,12 +30,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# 215 bytes each. Above this number the oldest are forgotten: if the store then loses its data, their clients wait until
+# 230 bytes each. Above this number the oldest are forgotten: if the store then loses its data, their clients wait until
 # the SDK's own timeout.
 REMEMBERED_MAX: Final = 65_536
-# When it was settled, and the claim, in one object of 80 bytes. As separate objects they would take 115 more, and what
-# other workers delivered stays for the whole undelivered time.
-_SETTLED: Final = struct.Struct("=dHI16s16s")
+# When it was settled, the claim, whose it is and its size, in one object of 104 bytes. As separate objects they would
+# take more than twice as much, and what other workers delivered stays for up to the whole undelivered time.
+_SETTLED: Final = struct.Struct("=dHI16s16sI16s")
+# What a result costs the store besides its payload: its header, its name, its entry in the log.
+_RECORD_BYTES: Final = 256
+# What was forgotten too early still counts; it is gathered by the time that it was settled.
+_FORGOTTEN_EVERY_S: Final = 60.0
 _LOG_EVERY_S: Final = 30.0
 _BATCH: Final = 500
 
@@ -41,9 +47,9 @@ _BATCH: Final = 500
 class UnfetchedResults:
     """The ids, without results, of what this worker settled and nobody is known to have fetched.
 
-    They serve twice. When the store has lost its data, the results of these samples are gone: they are announced as
-    orphaned, so that their clients come, get their 410, and submit again. And shortly before their time is up, those
-    still unread are counted as results that nobody will ever fetch.
+    They serve three times. When the store has lost its data, the results of these samples are gone: they are announced
+    as orphaned, so that their clients come, get their 410, and submit again. And shortly before their time is up, those
+    still unread are counted as results that nobody will ever fetch. And their bytes count for their API keys.
 
     They are in the order of settling. Times are monotonic seconds.
     """
@@ -51,27 +57,52 @@ class UnfetchedResults:
     def __init__(self, most: int = REMEMBERED_MAX) -> None:
         self._most = most
         self._settled: dict[SampleKey, bytes] = {}
+        # In bytes, by `ids.owner_tag`.
+        self.by_key: dict[str, int] = {}
+        self.settled_bytes = 0
+        self._forgotten: deque[tuple[float, dict[str, int]]] = deque()
+        self._looked_at = 0
 
     def __len__(self) -> int:
         return len(self._settled)
 
-    def add(self, key: SampleKey, claim: Claim, now_s: float) -> None:
-        self._settled[key] = _SETTLED.pack(now_s, claim.attempt, claim.n, claim.digest, claim.owner.encode())
+    def add(self, key: SampleKey, claim: Claim, now_s: float, owner_tag: str = "", payload_bytes: int = 0) -> None:
+        self.take(key)
+        size_bytes = payload_bytes + _RECORD_BYTES
+        digest, owner, tag = claim.digest, claim.owner.encode(), owner_tag.encode()
+        self._settled[key] = _SETTLED.pack(now_s, claim.attempt, claim.n, digest, owner, size_bytes, tag)
+        self._count(owner_tag, size_bytes)
+        self.settled_bytes += size_bytes
         if len(self._settled) > self._most:
-            del self._settled[next(iter(self._settled))]
+            self._forget_oldest()
+
+    def _count(self, owner_tag: str, more_bytes: int) -> None:
+        left_bytes = self.by_key.get(owner_tag, 0) + more_bytes
+        if left_bytes > 0:
+            self.by_key[owner_tag] = left_bytes
+        else:
+            self.by_key.pop(owner_tag, None)
+
+    def _forget_oldest(self) -> None:
+        settled_s, *_, size_bytes, tag = _SETTLED.unpack(self._settled.pop(next(iter(self._settled))))
+        if not self._forgotten or settled_s >= self._forgotten[-1][0] + _FORGOTTEN_EVERY_S:
+            self._forgotten.append((settled_s, {}))
+        by_key, owner_tag = self._forgotten[-1][1], _text(tag)
+        by_key[owner_tag] = by_key.get(owner_tag, 0) + size_bytes
 
     def take(self, key: SampleKey) -> float | None:
         """Forget a sample that was fetched, and return when it was settled; None if it was settled elsewhere."""
         settled = self._settled.pop(key, None)
         if settled is None:
             return None
-        at_s: float = _SETTLED.unpack(settled)[0]
-        return at_s
+        at_s, *_, size_bytes, tag = _SETTLED.unpack(settled)
+        self._count(_text(tag), -size_bytes)
+        return float(at_s)
 
     def claims(self) -> Iterator[tuple[SampleKey, Claim]]:
         """Yield those that are remembered when the first one is asked for."""
         for key, settled in list(self._settled.items()):
-            _, attempt, n, digest, owner = _SETTLED.unpack(settled)
+            _, attempt, n, digest, owner, *_ = _SETTLED.unpack(settled)
             yield key, Claim(owner.decode(), attempt, n, digest)
 
     def keys(self) -> list[SampleKey]:
@@ -85,8 +116,27 @@ class UnfetchedResults:
                 break
             due.append(key)
         for key in due:
-            del self._settled[key]
+            self.take(key)
+        while self._forgotten and self._forgotten[0][0] + _FORGOTTEN_EVERY_S < then_s:
+            for owner_tag, size_bytes in self._forgotten.popleft()[1].items():
+                self._count(owner_tag, -size_bytes)
         return due
+
+    def next_to_check(self, most: int) -> list[SampleKey]:
+        """Return up to `most` that other workers may have delivered, in turn."""
+        if self._looked_at >= len(self._settled):
+            self._looked_at = 0
+        found = list(islice(self._settled, self._looked_at, self._looked_at + most))
+        self._looked_at += len(found)
+        return found
+
+    @property
+    def is_half_full(self) -> bool:
+        return len(self._settled) > self._most // 2
+
+
+def _text(tag: bytes) -> str:
+    return tag.rstrip(b"\0").decode()
 
 
 class ExpiryPace(Value, frozen=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from shared.channel import KeyStatus
+from shared.core import ids
 from shared.core.admission import ALONE, Limits, Load, Tenancy, admit, worker_part
 from shared.core.callers import NO_LIMITS
 from shared.core.errors import Overloaded
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from shared.config import Settings
     from shared.core.callers import Caller
     from shared.counters import Counters
+    from workers.samples.store_share import StoreShare
 
 
 # After the store refused a write for lack of memory, new samples are refused this long before Redis is asked again.
@@ -41,8 +43,9 @@ class Quota:
     While `draining`, everything new is refused. Until `store_full_until_s`, samples are refused.
     """
 
-    def __init__(self, counters: Counters, settings: Settings) -> None:
+    def __init__(self, counters: Counters, settings: Settings, store_share: StoreShare) -> None:
         self._counters = counters
+        self.store_share = store_share
         self.key_usage = KeyUsage(settings.workers)
         self.reconfigure(settings)
         self._held = 0
@@ -100,6 +103,12 @@ class Quota:
             self.passed_in_flight -= 1
             self.release(holding, held_bytes)
 
+    def require_store_share(self, caller: Caller) -> None:
+        """Raise `Overloaded` if the results of this caller that nobody has fetched fill more than its share."""
+        if self.key_usage.shared and (rejection := self.store_share.refuse(caller)):
+            self.count_rejection(rejection.reason, self.key_usage.tally(caller))
+            raise Overloaded(rejection.reason, rejection.message)
+
     def note_store_full(self, now_s: float) -> None:
         """Refuse samples for a moment: the store has no memory left."""
         self.store_full_until_s = now_s + _FULL_FOR_S
@@ -127,6 +136,7 @@ class Holding:
     tally: Tally = field(default_factory=Tally)
     in_flight: int = 0
     in_flight_bytes: int = 0
+    owner_tag: str = ""
 
 
 class KeyUsage:
@@ -157,7 +167,8 @@ class KeyUsage:
         """Count one more for this caller, and return what has to be given back with `release`."""
         holding = self._holdings.get(caller.digest)
         if holding is None:
-            holding = self._holdings[caller.digest] = Holding(caller.digest, self.tally(caller))
+            tag = ids.owner_tag(caller.secret)
+            holding = self._holdings[caller.digest] = Holding(caller.digest, self.tally(caller), owner_tag=tag)
         holding.in_flight += 1
         holding.in_flight_bytes += size_bytes
         return holding

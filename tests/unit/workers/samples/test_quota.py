@@ -11,11 +11,13 @@ from shared.config import Settings
 from shared.core.callers import ANONYMOUS
 from shared.core.errors import Overloaded
 from shared.counters import Counters
+from workers.samples.expiry import UnfetchedResults
 from workers.samples.quota import Quota
+from workers.samples.store_share import StoreShare
 
 
 def quota(**settings: Any) -> Quota:
-    return Quota(Counters(), Settings(**settings))
+    return Quota(Counters(), Settings(**settings), StoreShare(UnfetchedResults()))
 
 
 def test_what_is_passed_on_and_what_is_kept_share_the_limit() -> None:
