@@ -200,16 +200,17 @@ class EdgeConnection(asyncio.Protocol):
         if self._answered_at_once >= limit or len(self._pipeline) >= limit:
             raise Refusal(HTTPStatus.BAD_REQUEST, f"More than {limit} pipelined requests wait for their turn.")
         keep_alive = not self.edge.draining and self._parser.keep_alive
-        exchange = self._arriving = Exchange(self, self._parser, keep_alive=keep_alive)
+        exchange = Exchange(self, self._parser, keep_alive=keep_alive)
         answering = self._answering
         if self._pipeline or self.flow.write_paused or (answering is not None and not answering.complete):
-            # A target that is no URL is found out while there is somebody to refuse it.
+            # A target that is no URL is raised now, to whoever parses; those before it are answered first.
             exchange.scope()
+            self._arriving = exchange
             self._pipeline.append(exchange)
             if len(self._pipeline) > _READ_AHEAD:
                 self.flow.pause_reading()
             return
-        self._answering = exchange
+        self._arriving = self._answering = exchange
         exchange.begin()
         if exchange.complete:
             # A read may hold thousands of such requests: no more are answered in a turn than may wait in the pipeline.

@@ -124,6 +124,8 @@ class Exchange:
     _unread_bytes = 0
     # The last part of the body was received.
     _body_taken = False
+    # It has entered the turns of the loop, which it does once: a request without a body is whole from the beginning.
+    _entered = False
     _task: asyncio.Task[None] | None = None
     _news: asyncio.Event | None = None
     _framing: Framing | None = None
@@ -240,7 +242,8 @@ class Exchange:
         self.body_is_whole = True
         if self._news is not None:
             self._news.set()
-        if self._task is None and self._responder is not None:
+        if self._task is None and self._responder is not None and not self._entered:
+            self._entered = True
             self._carrier.service.turns.enter(self.caller.digest, self._start)
 
     def end(self) -> None:

@@ -27,8 +27,8 @@ R = TypeVar("R")
 class FairQueue(Generic[T]):
     """A queue in which keys take turns. A key is the `Caller.digest` of whose work it is.
 
-    Items are hashable, and each is queued once. All steps take the same time however long the queue is: a plain dict
-    would search for its first item among those that were there before.
+    Items are hashable, and each is queued at most once. All steps take the same time however long the queue is: a plain
+    dict would search for its first item among those that were there before.
     """
 
     __slots__ = ("_count", "_lines")
@@ -46,8 +46,8 @@ class FairQueue(Generic[T]):
         line = self._lines.get(key_digest)
         if line is None:
             line = self._lines[key_digest] = OrderedDict()
+        self._count += item not in line
         line[item] = None
-        self._count += 1
 
     def take(self) -> T:
         """Remove the next item and return it. Raises `IndexError` when there is none."""
@@ -140,14 +140,17 @@ class TurnLimit:
     def _renew(self) -> None:
         """Begin a new turn, and let in as many of the waiting as it has room for."""
         self._left = self.per_turn
-        while self._waiting and self._left:
-            # What starts may enter again, and waits for the next turn if this one is full by then.
-            self._left -= 1
-            if not self._waiting.take()():
-                self._left += 1
-        self._renewing = self._left < self.per_turn
-        if self._renewing:
-            self._loop.call_soon(self._renew)
+        try:
+            while self._waiting and self._left:
+                # What starts may enter again, and waits for the next turn if this one is full by then.
+                self._left -= 1
+                if not self._waiting.take()():
+                    self._left += 1
+        finally:
+            # Whatever breaks, the others have their turns: without them a worker answers nothing more.
+            self._renewing = self._left < self.per_turn
+            if self._renewing:
+                self._loop.call_soon(self._renew)
 
 
 def _wake(waiter: asyncio.Future[None]) -> bool:

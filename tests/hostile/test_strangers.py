@@ -22,7 +22,8 @@ from shared.counters import Counters
 from shared.http.connection import EdgeConnection
 from shared.http.edge import Edge
 from shared.http.head import HttpLimits
-from tests.exchanges import RecordingTransport, parse_reply, service_of
+from tests.exchanges import PER_TURN, RecordingTransport, parse_reply, service_of
+from tests.waiting import until
 from workers.api import replies
 from workers.api.endpoint import Endpoint
 from workers.parts import Live
@@ -30,6 +31,7 @@ from workers.parts import Live
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shared.http.exchange import Service
     from shared.http.request import Request
     from workers.api.replies import Reply
 
@@ -47,19 +49,22 @@ LIMITS: Final = HttpLimits()
 class Attack:
     """One connection on which bytes arrive as from a socket."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, way: str, beside: Attack | None = None) -> None:
+        """`beside`: another connection to the same server."""
+
         async def handler(request: Request) -> Reply:
             self.bodies.append(request.body)
             return replies.ok()
 
         keys = Keyring([ApiKey("a", sha256(b"tml-a").hexdigest())])
-        endpoint = Endpoint(handler, Live(Settings(max_body_bytes=64 * MIB), keys), Counters())
+        endpoint = Endpoint(handler, Live(Settings(max_body_bytes=64 * MIB), keys), Counters(), in_turns=True)
         app = Starlette(routes=[Route("/x", endpoint, methods=["POST"])])
-        service = service_of(app, {(b"POST", b"/x"): endpoint} if way == "hot" else {})
-        self.bodies: list[bytes] = []
+        hot = {(b"POST", b"/x"): endpoint} if way == "hot" else {}
+        self.service: Service = beside.service if beside else service_of(app, hot)
+        self.bodies: list[bytes] = beside.bodies if beside else []
         self.taken_bytes = 0
         self.transport = AbortedTransport()
-        self.connection = EdgeConnection(service, Edge(LIMITS))
+        self.connection = EdgeConnection(self.service, Edge(LIMITS))
         self.connection.connection_made(self.transport)
 
     async def send(self, data: bytes) -> None:
@@ -194,3 +199,18 @@ async def test_replies_that_a_stranger_does_not_read_are_not_kept(attack: Attack
         await attack.send((HEAD + b"Content-Length: 2\r\n\r\n{}") * 4)
     assert attack.transport.written.count(b"HTTP/1.1 401") == 0
     assert attack.taken_bytes < 64 * 1024
+
+
+@pytest.mark.parametrize("body", [b"", b"Content-Length: 0\r\n", b"Content-Length: 2\r\n"])
+async def test_a_crowd_in_one_turn_is_answered_once_each(attack: Attack, body: bytes) -> None:
+    """A request without a body is whole with its head: it must not enter the turns of the loop twice."""
+    data = HEAD + KEY + body + b"\r\n" + (b"{}" if b"2" in body else b"")
+    crowd = [attack, *(Attack("", beside=attack) for _ in range(5 * PER_TURN))]
+    for one in crowd:
+        one.connection.data_received(data * 2)
+    await until(lambda: not attack.service.tasks and not attack.service.turns, "all are answered")
+    await attack.send(data)
+    assert [one.transport.written.count(b"HTTP/1.1 200 OK") for one in crowd] == [3] + [2] * 5 * PER_TURN
+    assert len(attack.bodies) == 2 * len(crowd) + 1
+    for one in crowd[1:]:
+        one.end()

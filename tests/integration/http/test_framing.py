@@ -129,16 +129,19 @@ async def test_random_bytes() -> None:
             client.close()
 
 
-async def test_a_refusal_waits_for_the_reply_before_it() -> None:
-    """Nonsense behind a request that is being answered: the answer first, then why there is no more."""
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("waiting", [0, 1])
+async def test_a_refusal_waits_for_the_replies_before_it(what: str, waiting: int) -> None:
+    """Whatever is refused behind a request that is being answered, and behind one that waits: their replies first."""
     async with serving() as served:
         client = await served.connect()
-        await client.send(request("GET", "/hold") + b"nonsense\r\n\r\n")
+        await client.send(request("GET", "/hold") * (1 + waiting) + REFUSED[what])
         await until(lambda: served.app.bodies, "the first is being answered")
         served.app.release.set()
-        answer, _, rest = (await client.read_to_end()).partition(b"held")
-        assert status_of(answer) == 200
-        assert refusal_in(rest)[0] == 400
+        *answers, rest = (await client.read_to_end()).split(b"held")
+        assert [status_of(answer) for answer in answers] == [200] * (1 + waiting)
+        assert 400 <= refusal_in(rest)[0] < 500
+        assert served.app.lost == 0
         client.close()
 
 

@@ -124,3 +124,20 @@ async def test_it_rests_when_there_is_nothing_to_do() -> None:
     for _ in range(5):
         await turn()
     assert turns._renewing is False
+
+
+async def test_a_start_that_raises_leaves_the_others_their_turns() -> None:
+    def broken() -> bool:
+        raise RuntimeError("broken")
+
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    turns = TurnLimit(PER_TURN)
+    crowd = Crowd(PER_TURN, turns)
+    await turn()
+    turns.enter(b"", broken)
+    after = Crowd(3 * PER_TURN, turns)
+    await asyncio.wait([*crowd.tasks, *after.tasks])
+    assert len(after.done) == 3 * PER_TURN
+    assert len(reported) == 1
+    assert len(turns) == 0
