@@ -258,7 +258,7 @@ class EdgeConnection(asyncio.Protocol):
         exchange = self._answering
         assert exchange is not None
         if not exchange.keep_alive:
-            if exchange.body_is_whole or exchange.expects_continue:
+            if exchange.body_is_whole:
                 self.transport.close()
             else:
                 self._end_within_body(exchange)

@@ -228,8 +228,10 @@ async def test_a_stranger_is_refused_before_the_body_and_may_try_again() -> None
         client.close()
 
 
-async def test_a_last_refusal_is_not_lost_with_the_body_that_it_did_not_wait_for() -> None:
-    data = request("POST", "/echo", bytes(60 * KIB), "X-Stranger: yes", "Connection: close")
+@pytest.mark.parametrize("asks", ["Connection: close", "Expect: 100-continue"])
+async def test_a_last_refusal_is_not_lost_with_the_body_that_it_did_not_wait_for(asks: str) -> None:
+    """Nor where the client asks whether to send the body, and sends it without waiting for the answer."""
+    data = request("POST", "/echo", bytes(60 * KIB), "X-Stranger: yes", asks)
     async with direct() as bench:
         client = bench.served.connect_saying(data[: 40 * KIB])
         assert (await client.read_to_the_goodbye()).endswith(b"/echo: who are you?")
@@ -238,8 +240,9 @@ async def test_a_last_refusal_is_not_lost_with_the_body_that_it_did_not_wait_for
         client.close()
 
 
-async def test_a_body_that_does_not_come_after_the_last_refusal_is_not_waited_for() -> None:
-    data = request("POST", "/echo", bytes(60 * KIB), "X-Stranger: yes", "Connection: close")
+@pytest.mark.parametrize("asks", ["Connection: close", "Expect: 100-continue"])
+async def test_a_body_that_does_not_come_after_the_last_refusal_is_not_waited_for(asks: str) -> None:
+    data = request("POST", "/echo", bytes(60 * KIB), "X-Stranger: yes", asks)
     async with direct() as bench:
         client = bench.served.connect_saying(data[:KIB])
         assert status_of(await client.read_to_the_goodbye()) == 401
