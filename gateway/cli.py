@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 EXIT_OK: Final = 0
 EXIT_CHECK_FAILED: Final = 1
+# The reader of the output went away before its end.
+EXIT_UNREAD: Final = 1
 EXIT_CONFIG: Final = 2
 EXIT_START: Final = 3
 EXIT_WORKERS_DIE: Final = 4
@@ -100,7 +102,29 @@ def serve(**values: Any) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit. Every error becomes one line on standard error and an exit code."""
-    sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+    _open_missing_streams()
+    try:
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    except BrokenPipeError:
+        code = EXIT_UNREAD
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Python would complain at its end about what nobody reads any more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _open_missing_streams() -> None:
+    """Open the null device for each standard stream that was closed before the start.
+
+    Otherwise Python has no object for it, and the next socket gets its number, which the workers would then write to.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 def _run(arguments: list[str]) -> int:

@@ -6,6 +6,7 @@ tokens and keys are never fields. A `Throttle` limits how often a line that may 
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -60,11 +61,19 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        try:
+            return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        except TypeError:
+            # Half a surrogate pair or a number of any size, from a client or an upstream: a line must not be lost.
+            return json.dumps(line, default=str)
 
 
 class TextFormatter(logging.Formatter):
-    """Write lines like `12:00:01 WARNING gateway.fleet a worker died  slot=1 code=-9`."""
+    """Write lines like `12:00:01 WARNING gateway.fleet a worker died  slot=1 code=-9`.
+
+    What would break the line, or move a terminal's cursor, is written as an escape: a field may hold what another
+    server sent.
+    """
 
     def __init__(self, fixed: dict[str, Any]) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s %(message)s", "%H:%M:%S")
@@ -73,7 +82,13 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = {**self._fixed, **fields_of(record)}
         pairs = " ".join(f"{name}={value}" for name, value in fields.items())
-        return super().formatMessage(record) + (f"  {pairs}" if pairs else "")
+        return _one_line(super().formatMessage(record) + (f"  {pairs}" if pairs else ""))
+
+
+def _one_line(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def without_query(record: logging.LogRecord) -> bool:

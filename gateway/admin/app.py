@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from gateway.admin.view import Controls
 
 
+_SLOT: Final = re.compile("[0-9]{1,9}")
+_SHOWN_CHARS: Final = 40
+
+
 class Endpoints:
     def __init__(self, controls: Controls) -> None:
         self._controls = controls
@@ -55,9 +60,11 @@ class Endpoints:
         return json_response(document(self._controls.view().version))
 
     async def restart(self, request: Request) -> Response:
-        slot = request.path_params["slot"]
-        if not self._controls.restart_slot(slot):
-            return json_response({"detail": f"there is no slot {slot}"}, HTTPStatus.NOT_FOUND)
+        name = request.path_params["slot"]
+        # Longer digits are not even read: Python refuses some thousand of them with an error.
+        slot = int(name) if _SLOT.fullmatch(name) else None
+        if slot is None or not self._controls.restart_slot(slot):
+            return json_response({"detail": f"there is no slot {name[:_SHOWN_CHARS]}"}, HTTPStatus.NOT_FOUND)
         return json_response({"restarting": slot}, HTTPStatus.ACCEPTED)
 
     async def reload(self, request: Request) -> Response:
@@ -81,7 +88,7 @@ def admin_app(controls: Controls, key: str | None) -> Guard:
             Route("/upstreams", upstreams.show, methods=["GET"]),
             Route("/upstreams", upstreams.publish, methods=["PUT"]),
             Route("/upstreams", upstreams.reset, methods=["DELETE"]),
-            Route("/workers/{slot:int}/restart", endpoints.restart, methods=["POST"]),
+            Route("/workers/{slot}/restart", endpoints.restart, methods=["POST"]),
             Route("/reload", endpoints.reload, methods=["POST"]),
         ]
     )

@@ -37,8 +37,21 @@ def status_of(gateway: GatewayProcess, head: str) -> int:
         ("GET /status HTTP/1.1\r\nHost: localhost\r\nX: " + "x" * 65_536, 431),
         ("GET /status HTTP/1.1\r\nHost: localhost" + "\r\nX: y" * 200, 431),
         ("PUT /upstreams HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nTransfer-Encoding: chunked", 400),
+        *(
+            (f"POST /workers/{slot}/restart HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0", 404)
+            for slot in ("9" * 5_000, "9" * 9, "-1", "+1", "1_0", "%D9%A3", "x")
+        ),
     ],
-    ids=["fine", "another name", "no name", "another site", "a large header", "many headers", "two lengths"],
+    ids=[
+        "fine",
+        "another name",
+        "no name",
+        "another site",
+        "a large header",
+        "many headers",
+        "two lengths",
+        *(f"slot {which}" for which in range(7)),
+    ],
 )
 def test_what_is_answered(gateway: GatewayProcess, head: str, status: int) -> None:
     """B14"""

@@ -47,6 +47,19 @@ def test_json_takes_any_value_and_tracebacks(record: logging.LogRecord) -> None:
     assert "ValueError: boom" in line["exception"]
 
 
+def test_a_line_stays_one_line_whatever_another_server_says(record: logging.LogRecord) -> None:
+    text = "<html>\r\n<h1>502</h1>\x1b[2J\u2028\x00 \ud800 höflich"
+    vars(record)["error"] = text
+    line = TextFormatter({}).format(record)
+    assert line.isprintable() and line.endswith("<h1>502</h1>\\x1b[2J\\u2028\\x00 \\ud800 höflich")
+    assert json.loads(JsonFormatter({}).format(record))["error"] == text
+
+
+def test_json_takes_numbers_of_any_size(record: logging.LogRecord) -> None:
+    vars(record)["size"] = 10**30
+    assert json.loads(JsonFormatter({}).format(record))["size"] == 10**30
+
+
 def test_text_is_for_people(record: logging.LogRecord) -> None:
     assert TextFormatter({}).format(record).endswith("WARNING gateway.x a worker died  slot=1")
     delattr(record, "slot")
