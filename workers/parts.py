@@ -93,7 +93,7 @@ def build_parts(
     resources.push_async_callback(adapters.close)
     tracing = _tracing(config, resources)
     traced_forwarder = tracing.forwarder(forwarder) if tracing is not None else forwarder
-    policy = retry_policy(settings)
+    policy = Policy(settings.max_reexecutions, settings.retry_ambiguous, settings.upstream_wait_s)
     executor = Executor(pool, adapters, traced_forwarder, store, counters, clock, policy, random.random)
     traced_executor = tracing.executor(executor) if tracing is not None else executor
     waiters = Waiters(settings.undelivered_ttl_s)
@@ -121,14 +121,6 @@ def build_parts(
         openai=OpenAiProxy(pool, passed_session, counters, clock, settings.upstream_wait_s, random.random),
         trainer=_trainer(settings, source_ip, resources),
         resources=resources,
-    )
-
-
-def retry_policy(settings: Settings) -> Policy:
-    return Policy(
-        max_reexecutions=settings.max_reexecutions,
-        retry_ambiguous=settings.retry_ambiguous,
-        upstream_wait_s=settings.upstream_wait_s,
     )
 
 

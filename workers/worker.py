@@ -114,9 +114,10 @@ class Worker:
         await self._server.start()
         self._supervision.tell(channel.Ready(tuple(self._parts.pool.catalogue.base_models())))
         await asyncio.wait({orders, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
-        broken = self._broken_duty()
+        # No duty should end. Without its lease, or without its reports, a worker does harm: another takes the slot.
+        ended = next((task for task in self._tasks if task.done()), None)
+        broken = (ended.exception() or RuntimeError("it returned")) if ended is not None else None
         if broken is not None:
-            # Without its lease, or without its reports, a worker does harm: another one takes the slot.
             log.critical("a duty ended, the worker gives up", exc_info=broken)
             orders.cancel()
         elif (order := await orders) is not None:
@@ -126,11 +127,6 @@ class Worker:
         await self._server.stop(_LAST_REPLIES_S)
         await self._close()
         return 0 if broken is None else _BROKEN
-
-    def _broken_duty(self) -> BaseException | None:
-        """Return why a duty, which should be endless, has ended; None while all go on."""
-        ended = next((task for task in self._tasks if task.done()), None)
-        return (ended.exception() or RuntimeError("it returned")) if ended is not None else None
 
     async def _opened(self, orders: asyncio.Task[channel.Drain | None]) -> bool:
         """Open, and return whether the worker can serve. Raise `StoreRefused`.
@@ -202,7 +198,11 @@ class Worker:
         self._dispatcher.drain()
         if orphaned := self._dispatcher.orphan_all():
             log.warning("drain is over: the rest is submitted again elsewhere", extra={"orphaned": orphaned})
-        await self._wait_idle_at_most(_LAST_REPLIES_S)
+        try:
+            async with asyncio.timeout(_LAST_REPLIES_S):
+                await self._dispatcher.wait_idle()
+        except TimeoutError:
+            log.warning("store does not take the last endings", extra={"in_flight": self._dispatcher.in_flight})
 
     async def _wait_idle(self, order: channel.Drain) -> None:
         """Wait until the last sample has ended, of those too that old connections still bring to a replaced worker."""
@@ -223,7 +223,8 @@ class Worker:
             while True:
                 waiting = {next_order} if idle.done() else {next_order, idle}
                 done, _ = await asyncio.wait(waiting, timeout=order.deadline_s, return_when=asyncio.FIRST_COMPLETED)
-                if not done or (idle.done() and not self._keeps_results(order)):
+                keeps_results = not order.replaced and self._config.settings.redis_url is None
+                if not done or (idle.done() and not keeps_results):
                     return
                 if next_order.done():
                     again = next_order.result()
@@ -243,16 +244,6 @@ class Worker:
     def _send_back_training(self) -> None:
         if self._parts.trainer is not None:
             self._parts.trainer.send_back()
-
-    def _keeps_results(self, order: channel.Drain) -> bool:
-        return not order.replaced and self._config.settings.redis_url is None
-
-    async def _wait_idle_at_most(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._dispatcher.wait_idle()
-        except TimeoutError:
-            log.warning("store does not take the last endings", extra={"in_flight": self._dispatcher.in_flight})
 
     async def _close(self) -> None:
         for task in self._tasks:

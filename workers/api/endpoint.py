@@ -1,7 +1,7 @@
 """From a request to a handler and back: who calls, what is refused, one reply, what is counted.
 
 A handler is `async (Request) -> Reply | Streamed` and raises `GatewayError` for everything else; this is the boundary,
-the one place that catches all exceptions. shared/http/exchange.py tells how an endpoint is found and called.
+the one place that catches all exceptions. shared/http/exchange.py describes how an endpoint is found and called.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class OpenAiEndpoint(Endpoint):
 
 
 class FixedReply:
-    """An entry of the table of hot paths that always has the same reply, whoever asks."""
+    """An entry of the table of hot paths that gives every caller the same reply."""
 
     def __init__(self, reply: Reply, counters: Counters) -> None:
         self._reply = reply

@@ -3,7 +3,7 @@
 Everything that is not about sampling is streamed through. A few small calls are read on the way:
 
     create_session              made there, under an id that is kept; known here under a name of the caller's own
-    session_heartbeat, finish   done here and there; the client hears the trainer's answer
+    session_heartbeat, finish   done here and there; the client gets the trainer's answer
     save_weights_for_sampler    its future is wrapped, so that any worker knows what is being polled
     retrieve_future             of a wrapped future: a sampling session in the result is given an id of ours
                                 of any other foreign future: streamed through
@@ -176,7 +176,7 @@ async def _learned(
         return _passed_back(reply)
     path = result.path or await _path_of(request, trainer, result.sampling_session_id)
     if path is None or not path.startswith("tinker://"):
-        reason = "the training server does not tell which weights its new sampling session samples from"
+        reason = "the training server does not report which weights its new sampling session samples from"
         return replies.ok(calls.failure_body(Failure(reason, Category.SERVER)))
     born = trainer_ids.born_session(future.session, result.sampling_session_id, path, request.caller.secret)
     return _passed_back(reply, wire.replaced(reply.body, "sampling_session_id", born.sampling_session_id))

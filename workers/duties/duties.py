@@ -1,4 +1,4 @@
-"""What a worker does by the clock: its lease, its sessions, its upstreams, the samples of dead workers.
+"""Do what a worker does at regular times: its lease, its sessions, its upstreams, the samples of dead workers.
 
 There is one task per duty, owned by the worker. A duty that fails is logged once per kind of trouble, and tried again
 at its next turn: a store that is away is a state, not an event.
@@ -89,7 +89,7 @@ class Housekeeping:
             await self._try("models", self._parts.pool.learn_models)
 
     def _jittered(self, seconds: float) -> float:
-        """Vary by a quarter, so that workers that started together do not ask together for ever."""
+        """Vary by a quarter, so that workers that started together do not ask together forever."""
         return seconds * (0.75 + 0.5 * self._rng_unit())
 
     async def tend_store(self) -> None:

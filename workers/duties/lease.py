@@ -1,4 +1,4 @@
-"""A worker's lease in the store, and what a store that lost its data has to be given again.
+"""Renew a worker's lease in the store, and refill a store that lost its data.
 
 A worker whose lease is gone before its time, or whose store was restarted, enters again everything that it knows: the
 samples that it runs, and that the results it had settled are lost. Until every other worker has done the same, a record
@@ -71,7 +71,7 @@ class Lease:
 
     @property
     def awaits_others(self) -> bool:
-        """True while other workers have not yet entered what they run."""
+        """Whether other workers have yet to enter what they run."""
         return bool(self._roll.awaited)
 
     def doubt(self) -> None:
@@ -114,7 +114,7 @@ class Lease:
         self._is_held = True
         self._restart_seen_s = restarted_s
         if flushed:
-            await store.broadcast(messages.lost_message())
+            await store.broadcast(messages.LOST_MESSAGE)
         if self._must_refill:
             await self._refill(REFILL_S if flushed else 0.0)
         elif joins:

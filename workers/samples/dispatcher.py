@@ -175,7 +175,7 @@ class Dispatcher:
         return sample
 
     async def _begin(self, sample: LiveSample, asked_s: float) -> Header | None:
-        """Enter the sample into the store and start it. Return the header of whoever was first, if it was not us."""
+        """Enter the sample into the store and start it. Return the header that was there first, if it is not ours."""
         try:
             first = await self._store.begin(sample.key, sample.claim)
         except StoreError as error:
@@ -216,7 +216,7 @@ class Dispatcher:
         while True:
             try:
                 if self.is_refilling(self._clock.monotonic_s()):
-                    # What lost the reply may have lost the data: whoever was first must be entered first.
+                    # What lost the reply may have lost the data: the first claim must be entered again first.
                     raise StoreUnavailable("the store is being refilled", maybe_done=False)
                 first = await self._store.begin(sample.key, sample.claim)
             except StoreError as error:
@@ -263,7 +263,7 @@ class Dispatcher:
                 task.uncancel()
             return stop
         except Exception:
-            # A task boundary: whatever went wrong, the client is owed an ending.
+            # A task boundary: the client must get an ending, whatever went wrong.
             log.exception("sample broke", extra={"request_id": sample.request_id})
             return Ending.failed(_GATEWAY_FAILED)
         finally:

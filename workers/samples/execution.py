@@ -1,4 +1,4 @@
-"""Executing a sample: attempts at upstreams until one succeeds or the retry policy ends them."""
+"""Execute a sample: make attempts at upstreams until one succeeds or the retry policy ends them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,12 @@ class Executor:
                 return Ending(State.READY, outcome)
             avoid = upstream or avoid
             decision = self._judge(upstream, outcome, budget)
-            _log_fault(sample, upstream, outcome, attempt)
+            if log.isEnabledFor(logging.DEBUG):
+                # Without the upstream's words, which may quote the prompt.
+                asked = upstream.url if upstream is not None else None
+                fields = {"request_id": sample.request_id, "attempt": attempt, "upstream": asked}
+                text = "attempt failed" if asked else "nobody was asked"
+                log.debug(text, extra={**fields, "class": outcome.kind.value})
             if isinstance(decision, retry.Fail):
                 return Ending.failed(decision.failure)
             if isinstance(decision, retry.Orphan):
@@ -228,14 +233,6 @@ class Executor:
             self.paused -= 1
         self._store.mark_paused(sample.key, sample.claim, paused=False)
         return result
-
-
-def _log_fault(sample: LiveSample, upstream: Upstream | None, fault: Fault, attempt: int) -> None:
-    """Log a failed attempt, without the upstream's words, which may quote the prompt."""
-    if log.isEnabledFor(logging.DEBUG):
-        asked = upstream.url if upstream is not None else None
-        fields = {"request_id": sample.request_id, "attempt": attempt, "upstream": asked}
-        log.debug("attempt failed" if asked else "nobody was asked", extra={**fields, "class": fault.kind.value})
 
 
 def _headers(sample: LiveSample, call: vllm.UpstreamCall, attempt: int) -> dict[str, str]:

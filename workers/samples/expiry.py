@@ -1,4 +1,4 @@
-"""Results between their settling and their end in the store: which are not fetched yet, and when the others expire.
+"""Follow results from their settling to their end in the store: which are not fetched yet, and when they expire.
 
 A reply that was delivered starts the record's retrieved clock; an acknowledgement shortens what is left of it. Neither
 is worth a round trip of its own, and neither does harm if it comes a little late. So they are gathered, written many at

@@ -87,7 +87,7 @@ class LiveSample(Entity):
     paused_reason: str | None = None
 
     async def first_header(self, wait_s: float) -> Header:
-        """Return the header of whoever was first, as soon as the submission under way knows it.
+        """Return the header of the first claim, as soon as the submission under way knows it.
 
         Raise `Overloaded` if that takes longer than `wait_s`, and the `StoreError` that the submission met.
         """

@@ -58,12 +58,11 @@ def finish_message(session_id: str) -> bytes:
     return f"finish {session_id}".encode()
 
 
-def lost_message() -> bytes:
-    return b"lost"
+LOST_MESSAGE: Final = b"lost"
 
 
 def parse(message: bytes) -> Cancel | Finish | Lost | Upstreams | There | Gone | None:
-    """Return the message, or None if it is none of ours: another version may have sent it."""
+    """Return the message, or None if it is unknown: another version may have sent it."""
     if message == PUBLISHED:
         return Upstreams()
     try:

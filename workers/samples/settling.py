@@ -1,4 +1,4 @@
-"""Writing the ending of a sample that the store does not take at once: it is away, or full, or refuses.
+"""Write the ending of a sample that the store does not take at once because it is away or full, or refuses.
 
 While an ending waits, the client may still cancel the sample, or its session may end; then that is what is written. An
 ending that the store can never take, or refuses again and again, is written as FAILED (`shared/core/retry.py`). If the
@@ -77,7 +77,10 @@ class Settler:
     ) -> tuple[Next, Failure | None]:
         """Return what to do after `error`, and the failure to write instead if that is `Next.FAIL`."""
         if isinstance(error, StoreRefused):
-            self._log_refusal(error, sample)
+            not_logged = self._throttle.allow("refused", self._clock.monotonic_s())
+            if not_logged is not None:
+                fields = {"request_id": sample.request_id, "error": str(error), "not_logged": not_logged}
+                log.error("store refuses the ending of a sample", extra=fields)
             step = after_refusal(ending.state, refusals)
             return step, REFUSED_BY_STORE if step is Next.FAIL else None
         if isinstance(error, StoreFull):
@@ -96,11 +99,3 @@ class Settler:
         except StoreError:
             return None
         return never_fits(len(ending.payload), limit_bytes)
-
-    def _log_refusal(self, error: StoreRefused, sample: LiveSample) -> None:
-        not_logged = self._throttle.allow("refused", self._clock.monotonic_s())
-        if not_logged is not None:
-            log.error(
-                "store refuses the ending of a sample",
-                extra={"request_id": sample.request_id, "error": str(error), "not_logged": not_logged},
-            )

@@ -78,7 +78,13 @@ class _TracedExecutor:
         self._tracing = tracing
 
     async def execute(self, sample: LiveSample) -> Ending:
-        with self._tracing.span("sample", SpanKind.SERVER, sample.trace, _attributes(sample)) as span:
+        attributes = {
+            "gateway.request_id": sample.request_id,
+            "gen_ai.request.model": sample.target.upstream_name,
+            "gen_ai.request.choice.count": sample.spec.num_samples,
+            "gateway.prompt_bytes": len(sample.spec.prompt),
+        }
+        with self._tracing.span("sample", SpanKind.SERVER, sample.trace, attributes) as span:
             sample.trace = self._tracing.traceparent()
             try:
                 ending = await self._inner.execute(sample)
@@ -112,15 +118,6 @@ class _TracedForwarder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
-
-
-def _attributes(sample: LiveSample) -> dict[str, Any]:
-    return {
-        "gateway.request_id": sample.request_id,
-        "gen_ai.request.model": sample.target.upstream_name,
-        "gen_ai.request.choice.count": sample.spec.num_samples,
-        "gateway.prompt_bytes": len(sample.spec.prompt),
-    }
 
 
 def open_tracing(endpoint: str, slot: int) -> Tracing:

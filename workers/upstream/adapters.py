@@ -1,7 +1,7 @@
 """Keep adapters loaded where samples need them.
 
 With `--lora-path` the gateway loads an adapter into every upstream that would be asked for it, when it is first
-sampled, and again into an upstream that lost it in a restart. Without the flag somebody else loads it, and samples wait
+sampled, and again into an upstream that lost it in a restart. Without the flag the operator loads it, and samples wait
 for that. Either way a sample goes only to an upstream that lists its adapter.
 
 An adapter belongs to one base model (`catalogue.AdapterBases`). Once the base model is known, only upstreams that serve
@@ -91,7 +91,11 @@ class Adapters:
             if base_model is not None:
                 self._pool.bases.report(adapter.name, self._pool.catalogue.upstream_name(base_model))
             if adapter.directory is not None:
-                await self._bring_in_time(adapter)
+                try:
+                    async with asyncio.timeout(_BIND_WAIT_S):
+                        await self._bring(adapter)
+                except TimeoutError:
+                    raise Overloaded("upstream", f"{adapter.path} is still being loaded; try again") from None
         return self._of_its_base(await self._pool.resolve(model))
 
     async def target(self, model: ModelRef) -> Target:
@@ -111,13 +115,6 @@ class Adapters:
     def _of_its_base(self, target: Target) -> Target:
         base = self._pool.bases.of(target.adapter.name) if target.adapter is not None else None
         return self._pool.catalogue.of_base(target, base) if base is not None else target
-
-    async def _bring_in_time(self, adapter: Adapter) -> None:
-        try:
-            async with asyncio.timeout(_BIND_WAIT_S):
-                await self._bring(adapter)
-        except TimeoutError:
-            raise Overloaded("upstream", f"{adapter.path} is still being loaded; try again") from None
 
     async def _bring(self, adapter: Adapter) -> None:
         until_s = self._clock.monotonic_s() + _BIND_RETRIES_S
@@ -144,7 +141,10 @@ class Adapters:
     async def place(self, adapter: Adapter) -> Fault | None:
         """Wait until an upstream that is up has the adapter; return why none has it, or None."""
         if adapter.directory is None:
-            return await self._wait_for_somebody(adapter)
+            # Adapters are not loaded from here. Look once more whether one was.
+            if not self.ready(adapter):
+                await self._pool.look_again()
+            return None if self.ready(adapter) else self._missing(adapter)
         while not self.ready(adapter):
             loads = self._loads(adapter)
             if not loads:
@@ -163,13 +163,6 @@ class Adapters:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _wait_for_somebody(self, adapter: Adapter) -> Fault | None:
-        # Somebody else loads adapters here.
-        if self.ready(adapter):
-            return None
-        await self._pool.look_again()
-        return None if self.ready(adapter) else self._missing(adapter)
 
     def _missing(self, adapter: Adapter) -> Fault:
         # An upstream that is down may have it, which is worth the wait for any upstream.
@@ -198,7 +191,7 @@ class Adapters:
             return []
         chosen = min(missing, key=lambda upstream: self._times_refused(adapter, upstream))
         # Once all have refused it, they pause together. Otherwise the pause of the first would end before the last was
-        # asked, and a sample that waits for the last would wait for ever.
+        # asked, and a sample that waits for the last would wait forever.
         is_new = self._times_refused(adapter, chosen) == 0
         return [chosen] if is_new or all(self._may_begin(adapter, upstream) for upstream in missing) else []
 
@@ -259,11 +252,12 @@ class Adapters:
         """Return the reason that is worth the longest wait."""
         places = ((adapter.name, upstream) for upstream in self._pool.up())
         faults = [self._refusals[place].fault for place in places if place in self._refusals]
-        return max(faults, key=_worth_s, default=self._missing(adapter))
-
-
-def _worth_s(fault: Fault) -> float:
-    return fault.wait_s if fault.wait_s is not None else float("inf")
+        no_limit = float("inf")
+        return max(
+            faults,
+            key=lambda fault: fault.wait_s if fault.wait_s is not None else no_limit,
+            default=self._missing(adapter),
+        )
 
 
 def _refusal(adapter: Adapter, fault: Fault) -> NotFound | BadRequest:

@@ -119,22 +119,19 @@ class Catalogue:
 
     def resolve(self, model: ModelRef) -> Target:
         """Return where samples of this model go. Raises `NotFound` with the models that are offered."""
-        return self._resolve_path(model.model_path) if model.model_path else self._resolve_base(model.base_model or "")
-
-    def _resolve_base(self, name: str) -> Target:
-        if name not in self.base_models():
-            offered = ", ".join(self.base_models()) or "none yet: no upstream has answered /v1/models"
+        if model.model_path:
+            adapter = self.adapter(model.model_path)
+            served = self._served.get(adapter.name)
+            if served is None:
+                raise NotFound(f"no upstream serves {model.model_path!r} (as model {adapter.name!r})")
+            base = served.parent or served.name
+            return Target(served.name, self._offered_name(base), self._context_of(base), adapter)
+        name = model.base_model or ""
+        if name not in self._bases:
+            offered = ", ".join(self._bases) or "none yet: no upstream has answered /v1/models"
             raise NotFound(f"model {name!r} is not offered here; offered: {offered}")
         upstream_name = self._offered.get(name, name)
         return Target(upstream_name, name, self._context_of(upstream_name))
-
-    def _resolve_path(self, path: str) -> Target:
-        adapter = self.adapter(path)
-        served = self._served.get(adapter.name)
-        if served is None:
-            raise NotFound(f"no upstream serves {path!r} (as model {adapter.name!r})")
-        base = served.parent or served.name
-        return Target(served.name, self._offered_name(base), self._context_of(base), adapter)
 
     def adapter(self, path: str) -> Adapter:
         """Return the adapter of a path. Raises `NotFound`, which quotes the path, if it cannot be one."""

@@ -75,7 +75,8 @@ def connection_limits(settings: Settings) -> tuple[int, int]:
     """
     if settings.max_connections is not None:
         return settings.max_connections, 0
-    port_range, sharing = _ephemeral_range(), _slots_sharing_an_address(settings)
+    # Several slots share an address when there are more of them than addresses.
+    port_range, sharing = _ephemeral_range(), -(-settings.workers // (len(settings.source_ips) or 1))
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limited = open_files if open_files != resource.RLIM_INFINITY else None
     total = ports.connection_limit(port_range, len(settings.upstreams), sharing, limited)
@@ -170,11 +171,6 @@ def _family(source_ip: str | None) -> socket.AddressFamily:
     if source_ip is None:
         return socket.AF_UNSPEC
     return socket.AF_INET6 if ":" in source_ip else socket.AF_INET
-
-
-def _slots_sharing_an_address(settings: Settings) -> int:
-    addresses = len(settings.source_ips) or 1
-    return -(-settings.workers // addresses)
 
 
 def _ephemeral_range() -> tuple[int, int]:

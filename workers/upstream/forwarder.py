@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from workers.upstream.client.port import UpstreamClient
     from workers.upstream.upstream import Upstream
 
-# What a header may hold, and every id of ours holds. A header with anything else is not sent.
+# The bytes that a header may hold. All ids of ours consist of these; a header with anything else is not sent.
 _FIT: Final = b"\t" + bytes(range(0x20, 0x7F))
 _CONTENT_TYPE: Final = {"Content-Type": "application/json"}
 # A list of models takes a few KiB each. A longer answer is cut, and is then no list.
@@ -67,7 +67,9 @@ class Forwarder:
             reply = await self._client.send(origin, _head(start, headers, len(body)), body, exchange)
         except Broken as broken:
             # Its traceback holds frames that hold its future: a reference cycle, with the request's body in it.
-            return self._broken(upstream, broken.with_traceback(None))
+            broken.with_traceback(None)
+            self._note_refusal(upstream, broken.errno)
+            return _fault_of_broken(broken, upstream.url)
         except asyncio.CancelledError:
             upstream.cut_off(exchange, self._clock.monotonic_s())
             raise
@@ -119,10 +121,6 @@ class Forwarder:
         self._targets[url] = target = Origin(url.scheme == "https", url.raw_host, url.port), start
         return target
 
-    def _broken(self, upstream: Upstream, broken: Broken) -> Fault:
-        self._note_refusal(upstream, broken.errno)
-        return _fault_of_broken(broken, upstream.url)
-
     def _note_refusal(self, upstream: Upstream, number: int | None) -> None:
         if number == errno.ECONNREFUSED:
             upstream.refused(self._clock.monotonic_s())
@@ -136,7 +134,7 @@ def _head(start: str, headers: Mapping[str, str], body_bytes: int) -> bytes:
 
 
 def _is_fit(value: str) -> bool:
-    # Three times as fast as a search for what is not fit.
+    # Three times as fast as a search for a byte that is not allowed.
     return value.isascii() and not value.encode("ascii").translate(None, _FIT)
 
 

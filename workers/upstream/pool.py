@@ -14,10 +14,10 @@ from shared.log import Throttle
 from shared.wire.vllm import beyond_completions
 from workers.upstream.catalogue import AdapterBases, Served, decode_listing
 from workers.upstream.protocols import Protocols
-from workers.upstream.upstream import UpstreamLog, all_down, choose
+from workers.upstream.upstream import UpstreamLog, choose
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from shared.channel import UpstreamStatus
     from shared.clock import Clock
@@ -110,15 +110,12 @@ class UpstreamPool:
         if fault.category is not Category.USER:
             upstream.faults += 1
         if fault.kind is FaultClass.WRONG_REPLY:
-            self._log_wrong_reply(upstream, fault)
+            not_logged = self._wrong_replies.allow(upstream.url, self._clock.monotonic_s())
+            if not_logged is not None:
+                fields = {"upstream": upstream.url, "error": fault.for_operators, "not_logged": not_logged}
+                log.warning("upstream sent a wrong reply: the sample is executed again", extra=fields)
         if fault.upstream_down:
             self.broke(upstream, fault.for_operators)
-
-    def _log_wrong_reply(self, upstream: Upstream, fault: Fault) -> None:
-        held_back = self._wrong_replies.allow(upstream.url, self._clock.monotonic_s())
-        if held_back is not None:
-            fields = {"upstream": upstream.url, "error": fault.for_operators, "not_logged": held_back}
-            log.warning("upstream sent a wrong reply: the sample is executed again", extra=fields)
 
     def broke(self, upstream: Upstream, why: str = "") -> None:
         """Note that an exchange found the upstream broken, and set `broken`: it may have moved."""
@@ -179,7 +176,8 @@ class UpstreamPool:
 
     @property
     def all_down(self) -> bool:
-        return all_down(self._upstreams, self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        return all(upstream.is_down(now_s) for upstream in self._upstreams)
 
     @property
     def some_down(self) -> bool:
@@ -200,7 +198,7 @@ class UpstreamPool:
         try:
             return self.catalogue.resolve(model)
         except NotFound:
-            await self._ask_again()
+            await self.look_again()
         if not self.catalogue.known:
             raise Overloaded("upstream", "no upstream answers yet; try again later")
         return self.catalogue.resolve(model)
@@ -210,25 +208,40 @@ class UpstreamPool:
         self.changed.clear()
         self._asked_s = self._clock.monotonic_s()
         self._times_asked += 1
-        await self._learn_from(self._upstreams)
+        await self.learn_from(*self._upstreams)
 
-    async def learn_from(self, upstream: Upstream) -> None:
-        """Ask one upstream what it serves."""
-        await self._learn_from([upstream])
+    async def learn_from(self, *upstreams: Upstream) -> None:
+        """Ask these upstreams what they serve."""
+        replies = await asyncio.gather(*map(self._listing, upstreams))
+        for upstream, served in zip(upstreams, replies, strict=True):
+            # It may have been taken off the list while it was asked.
+            if served is not None and upstream in self._upstreams:
+                self._served[upstream] = served
+        self._take_over()
 
     async def look_again(self) -> None:
-        """Ask every upstream, once for all concurrent callers, and at most every two seconds."""
-        await self._ask_again()
+        """Ask every upstream, once for all concurrent callers, and at most every two seconds.
+
+        The answers are younger than this call: the name that a caller looks for may be newer than the last ones.
+        """
+        before = self._times_asked
+        while self._times_asked == before:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask_in_time())
+            await asyncio.shield(self._asking)
 
     async def probe(self) -> None:
         """Find out whether upstreams that are down, or hold requests open, still accept connections."""
         now_s = self._clock.monotonic_s()
         doubtful = [upstream for upstream in (*self._upstreams, *self._leaving) if upstream.in_doubt(now_s)]
-        await self._learn_from(doubtful)
+        await self.learn_from(*doubtful)
         now_s = self._clock.monotonic_s()
         for upstream in doubtful:
             if upstream.holds_open_while_refusing(now_s):
-                self._break_off(upstream)
+                fields = {"upstream": upstream.url, "in_flight": upstream.in_flight}
+                log.warning("upstream refuses new connections: its open requests are executed elsewhere", extra=fields)
+                for attempt in list(upstream.attempts):
+                    attempt.break_off(BreakKind.DRAINING)
         self._log.look(self._upstreams, now_s)
 
     async def close(self) -> None:
@@ -236,30 +249,17 @@ class UpstreamPool:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
 
-    async def _ask_again(self) -> None:
-        """Ask once for all who wait, after this call: the name may be newer than the last answer."""
-        before = self._times_asked
-        while self._times_asked == before:
-            if self._asking is None or self._asking.done():
-                self._asking = asyncio.create_task(self._ask_in_time())
-            await asyncio.shield(self._asking)
-
     async def _ask_in_time(self) -> None:
         due_s = self._asked_s + _ASK_AGAIN_AFTER_S - self._clock.monotonic_s()
         if due_s > 0:
             await self._sleep(due_s)
         await self.learn_models()
 
-    async def _learn_from(self, upstreams: Sequence[Upstream]) -> None:
-        replies = await asyncio.gather(*(self._listing(upstream) for upstream in upstreams))
-        for upstream, served in zip(upstreams, replies, strict=True):
-            # It may have been taken off the list while it was asked.
-            if served is not None and upstream in self._upstreams:
-                self._served[upstream] = served
-        self._take_over()
-
     def _take_over(self) -> None:
-        self._serving = _by_name(self._served)
+        self._serving = {}
+        for upstream, models in self._served.items():
+            for name in {model.name for model in models}:
+                self._serving.setdefault(name, []).append(upstream)
         self._of_base.clear()
         self.bases.learn(self._upstreams, self._served, self._serving)
         if self._served:
@@ -278,20 +278,3 @@ class UpstreamPool:
         except ValueError as error:
             log.warning("upstream lists no models", extra={"upstream": upstream.url, "error": str(error)})
             return None
-
-    def _break_off(self, upstream: Upstream) -> None:
-        open_attempts = list(upstream.attempts)
-        log.warning(
-            "upstream refuses new connections: its open requests are executed elsewhere",
-            extra={"upstream": upstream.url, "in_flight": len(open_attempts)},
-        )
-        for attempt in open_attempts:
-            attempt.break_off(BreakKind.DRAINING)
-
-
-def _by_name(served: Mapping[Upstream, Iterable[Served]]) -> dict[str, list[Upstream]]:
-    serving: dict[str, list[Upstream]] = {}
-    for upstream, models in served.items():
-        for name in {model.name for model in models}:
-            serving.setdefault(name, []).append(upstream)
-    return serving

@@ -76,17 +76,14 @@ class Protocols:
         """
         if self._choice is not ProtocolChoice.AUTO:
             upstream.lacks_generate = True
-            self._warn(upstream, fault)
+            # Clients get the message, too, but only the operator can fix it.
+            not_logged = self._throttle.allow(upstream.url, self._clock.monotonic_s())
+            if not_logged is not None:
+                fields = {"upstream": upstream.url, "error": fault.for_operators, "samples_not_told": not_logged}
+                log.warning(NO_GENERATE, extra=fields)
             return fault
         upstream.protocol, upstream.protocol_known = UpstreamProtocol.COMPLETIONS, True
         return replace(fault, kind=FaultClass.NEVER_EXECUTED)
-
-    def _warn(self, upstream: Upstream, fault: Fault) -> None:
-        # Clients get the message, too, but only the operator can fix it.
-        held_back = self._throttle.allow(upstream.url, self._clock.monotonic_s())
-        if held_back is not None:
-            fields = {"upstream": upstream.url, "error": fault.for_operators, "samples_not_told": held_back}
-            log.warning(NO_GENERATE, extra=fields)
 
     def other(self, upstream: Upstream, fault: Fault) -> UpstreamProtocol | None:
         """Name the other endpoint to try after a refusal, or return None.

@@ -62,11 +62,7 @@ class PublishedUpstreams:
         known = self._known
         found = await (self._store.read_upstreams() if known is None else self._store.offer_upstreams(known))
         # Two calls may overlap, and the older answer may come second.
-        if found is not None and (self._known is None or found.version >= self._known.version):
-            self._follow(found)
-
-    def _follow(self, found: UpstreamList) -> None:
-        if found == self._known:
+        if found is None or found == self._known or (self._known is not None and found.version < self._known.version):
             return
         log.info("the published list of upstreams changed", extra={"upstreams": found.urls or "those of the flags"})
         self._known = found

@@ -16,6 +16,7 @@ import math
 import zlib
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from yarl import URL
@@ -35,7 +36,7 @@ _FIRST_DOWN_S: Final = 1.0
 # Long enough to spare a dead host, short enough to find a restarted vLLM, which loads for minutes, at once.
 _LONGEST_DOWN_S: Final = 10.0
 # vLLM after SIGTERM keeps old connections open without a byte until the client gives up (40 s and more were observed),
-# while it refuses new ones. Five seconds of refusals tell this from a restart behind a proxy.
+# while it refuses new ones. Five seconds of refusals distinguish this from a restart behind a proxy.
 REFUSED_FOR_S: Final = 5.0
 # An upstream that has just completed a sample or answered a probe is not probed: sixty workers that probe a busy server
 # every two seconds are a load of their own.
@@ -72,14 +73,14 @@ class Upstream:
     samples_urls: dict[UpstreamProtocol, URL] = field(init=False)
     models_url: URL = field(init=False)
     load_adapter_url: URL = field(init=False)
-    _salt: int = field(init=False)
+    salt: int = field(init=False)
 
     def __post_init__(self) -> None:
         base = self.url.rstrip("/")
         self.samples_urls = {protocol: URL(base + protocol.path) for protocol in UpstreamProtocol}
         self.models_url = URL(base + "/v1/models")
         self.load_adapter_url = URL(base + "/v1/load_lora_adapter")
-        self._salt = int.from_bytes(blake2b(base.encode(), digest_size=8).digest(), "big") | 1
+        self.salt = int.from_bytes(blake2b(base.encode(), digest_size=8).digest(), "big") | 1
 
     @property
     def in_flight(self) -> int:
@@ -111,7 +112,7 @@ class Upstream:
             self.down_until_s = now_s + down_s
 
     def refused(self, now_s: float) -> None:
-        """Note that it refused a connection. A slow accept, as of a saturated router, is no refusal."""
+        """Note that it refused a connection. A slow accept, such as a saturated router's, is not a refusal."""
         if self.refused_since_s is None:
             self.refused_since_s = now_s
 
@@ -158,10 +159,6 @@ class Upstream:
             lacks_generate=self.lacks_generate,
         )
 
-    def attraction(self, session: int) -> int:
-        """Rank this upstream for a session, whose home is the one with the highest rank."""
-        return session * self._salt & _HASH_MASK
-
 
 def choose(
     upstreams: Sequence[Upstream], now_s: float, avoid: Upstream | None = None, session_key: str = ""
@@ -179,26 +176,19 @@ def choose(
         return others[0]
     if session_key and not _is_overloaded(home := _home(others, session_key), others):
         return home
-    return min(others, key=_in_flight)
+    return min(others, key=attrgetter("in_flight"))
 
 
 def _home(upstreams: Sequence[Upstream], session_key: str) -> Upstream:
+    """Return the upstream that ranks highest for this session."""
     session = zlib.crc32(session_key.encode())
-    return max(upstreams, key=lambda upstream: upstream.attraction(session))
+    return max(upstreams, key=lambda upstream: session * upstream.salt & _HASH_MASK)
 
 
 def _is_overloaded(home: Upstream, upstreams: Sequence[Upstream]) -> bool:
     """Return whether one more sample would put `home` above its share of all that runs."""
     total = sum([len(upstream.attempts) for upstream in upstreams]) + 1
     return home.in_flight + 1 > math.ceil(_HOME_SHARE * total / len(upstreams))
-
-
-def all_down(upstreams: Iterable[Upstream], now_s: float) -> bool:
-    return all(upstream.is_down(now_s) for upstream in upstreams)
-
-
-def _in_flight(upstream: Upstream) -> int:
-    return upstream.in_flight
 
 
 @dataclass(slots=True)
@@ -213,7 +203,7 @@ class _Logged:
 class UpstreamLog:
     """Logs that an upstream fails and that it is back: a line for each change, not for each request.
 
-    It looks by the clock (`UpstreamPool.probe`), so it adds nothing to the path of a sample.
+    It looks at regular times (`UpstreamPool.probe`), so it adds nothing to the path of a sample.
     """
 
     def __init__(self) -> None:
@@ -224,13 +214,10 @@ class UpstreamLog:
         before, self._logged = self._logged, {}
         for upstream in upstreams:
             logged = self._logged[upstream.url] = before.get(upstream.url) or _Logged()
-            if now_s - logged.at_s >= _LOG_EVERY_S and _has_changed(upstream, logged):
+            fails = upstream.failures > 0
+            has_changed = fails != logged.fails or (not fails and upstream.failures_ever > logged.failures)
+            if has_changed and now_s - logged.at_s >= _LOG_EVERY_S:
                 _log_state(upstream, logged, now_s)
-
-
-def _has_changed(upstream: Upstream, logged: _Logged) -> bool:
-    fails = upstream.failures > 0
-    return fails != logged.fails or (not fails and upstream.failures_ever > logged.failures)
 
 
 def _log_state(upstream: Upstream, logged: _Logged, now_s: float) -> None:

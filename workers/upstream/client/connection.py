@@ -168,7 +168,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             # Nobody asked for it: it would be taken for the reply to the next request.
             self.abort()
         elif self._missing:
-            self._arrived_in_place(nbytes)
+            # Even an empty view of the body would keep it alive.
+            self._missing = self._missing[nbytes:] or _NOTHING
+            if not self._missing:
+                # The transport holds a view until this callback returns; until then the body would have to be copied.
+                self._loop.call_soon(self._leave_place_if_full)
         else:
             self._parse(self._scratch[:nbytes])
         if self._reply is not None and self._on_progress is not None:
@@ -252,13 +256,6 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._place = BodyBuffer(length)
             self._place.view[: self._body_bytes] = b"".join(self._parts)
             self._missing = self._place.view[self._body_bytes :]
-
-    def _arrived_in_place(self, size_bytes: int) -> None:
-        # Even an empty view of the body would keep it alive.
-        self._missing = self._missing[size_bytes:] or _NOTHING
-        if not self._missing:
-            # The transport holds a view until this callback returns; until then the body would have to be copied.
-            self._loop.call_soon(self._leave_place_if_full)
 
     def _leave_place_if_full(self) -> None:
         place = self._place

@@ -163,16 +163,13 @@ class OwnClient:
                 pool.waiting.discard(key_digest, waiter)
                 if waiter.done() and not waiter.cancelled():
                     # It was given in the same turn of the loop as we were cancelled: pass it on.
-                    self._refuse(pool, waiter.result())
+                    if (given := waiter.result()) is not None:
+                        self._give_back(pool, given)
+                    else:
+                        self._freed(pool)
                 raise
             if connection is None or connection.is_open:
                 return connection
-
-    def _refuse(self, pool: _Pool, given: UpstreamConnection | None) -> None:
-        if given is not None:
-            self._give_back(pool, given)
-        else:
-            self._freed(pool)
 
     def _make(self, pool: _Pool) -> UpstreamConnection:
         lost = partial(self._lost, pool)
@@ -227,8 +224,8 @@ class OwnClient:
         """Close the oldest idle connection if another origin waits for nothing but its place."""
         if not self._limit or self._open < self._limit:
             return
-        resting = [pool for pool in self._pools.values() if pool.idle]
-        oldest = min(resting, key=lambda pool: next(iter(pool.idle.values())), default=None)
+        with_idle = [pool for pool in self._pools.values() if pool.idle]
+        oldest = min(with_idle, key=lambda pool: next(iter(pool.idle.values())), default=None)
         if oldest is not None and self._owes_place(oldest):
             self._make_room(oldest, next(iter(oldest.idle)))
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from shared.core.upstream_protocol import UpstreamProtocol
-from workers.upstream.upstream import REFUSED_FOR_S, Upstream, all_down, choose
+from workers.upstream.upstream import REFUSED_FOR_S, Upstream, choose
 
 
 class FakeAttempt:
@@ -81,9 +81,10 @@ def test_when_all_rest_the_first_to_wake_is_asked() -> None:
     late, soon, awake = upstream("late"), upstream("soon"), upstream("awake", 7)
     late.failed(2.0)
     soon.failed(1.5)
-    assert all_down([late, soon], 2.1)
+    assert late.is_down(2.1)
+    assert soon.is_down(2.1)
     assert choose([late, soon], 2.1) is soon
-    assert not all_down([late, soon, awake], 2.1)
+    assert not awake.is_down(2.1)
     assert choose([late, soon, awake], 2.1) is awake
 
 
