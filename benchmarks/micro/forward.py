@@ -20,6 +20,7 @@ from gateway.bench.scenario import Scenario
 from gateway.machine.kernel import raise_fd_limit
 from shared.clock import SystemClock
 from shared.config import Settings
+from shared.core.upstream_protocol import UpstreamProtocol
 from shared.wire import vllm
 from shared.wire.sdk.sample import decode_sample
 from workers.upstream.connector import make_client, make_probe_session
@@ -57,7 +58,9 @@ class OurWay:
         self._body = body
 
     async def exchange(self) -> bytes:
-        reply = await self._forwarder.post(self._upstream, self._upstream.completions_url, self._body, HEADERS)
+        reply = await self._forwarder.post(
+            self._upstream, self._upstream.samples_urls[UpstreamProtocol.COMPLETIONS], self._body, HEADERS
+        )
         if not isinstance(reply, bytes):
             raise WrongResult(f"the forwarder returned {reply}")
         return reply

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from gateway.admin.view import SlotView, View
+    from gateway.admin.view import View
 
 _PREFIX: Final = "gateway_"
 
@@ -135,7 +135,7 @@ def _workers(view: View) -> Iterator[Metric]:
     for metric, (help_, field) in _WORKER_GAUGES.items():
         gauge = _gauge(metric, help_, None, "slot")
         for slot in view.slots:
-            gauge.add_metric([str(slot.slot)], _status_value(slot, field))
+            gauge.add_metric([str(slot.slot)], float(getattr(slot.status, field)) if slot.status is not None else 0.0)
         yield gauge
 
 
@@ -206,10 +206,6 @@ def _redis(view: View) -> Iterator[Metric]:
         yield _gauge("redis_lag_ms", "Round trip from the supervisor", view.redis_lag_ms)
         yield _gauge("redis_used_bytes", "Memory in use", view.redis.used_bytes)
         yield _gauge("redis_max_bytes", "maxmemory, 0 if unlimited", view.redis.max_bytes)
-
-
-def _status_value(slot: SlotView, name: str) -> float:
-    return float(getattr(slot.status, name)) if slot.status is not None else 0.0
 
 
 def _counter(metric: str, labels: list[str], help_: str = "") -> CounterMetricFamily:

@@ -230,10 +230,16 @@ OPENAI: Final[dict[tuple[str, str], Operation]] = {
 def document(version: str) -> dict[str, Any]:
     """Return the OpenAPI document of a gateway of this version."""
     paths: dict[str, dict[str, Any]] = {}
+    result: Schema = {"application/json": {}, "application/x-protobuf": {}}
+    responses = {"200": {"description": "Done", "content": result}, **_refused(_REFUSALS, _DETAIL)}
+    # A pending sample has the SDK's own form, not that of a refusal.
+    responses["408"]["content"] = {"application/json": {}}
     for (method, path), operation in OPERATIONS.items():
-        paths.setdefault(API + path, {})[method.lower()] = _described(operation, _responses())
+        paths.setdefault(API + path, {})[method.lower()] = _described(operation, responses)
+    result = {"application/json": {}, "text/event-stream": {}}
+    responses = {"200": {"description": "Done", "content": result}, **_refused(_OPENAI_REFUSALS, _ERROR)}
     for (method, path), operation in OPENAI.items():
-        described = _described(operation, _openai_responses())
+        described = _described(operation, responses)
         paths.setdefault(path, {})[method.lower()] = {**described, "security": [{"bearer": []}, {"key": []}]}
     return {
         "openapi": "3.1.0",
@@ -254,19 +260,6 @@ def _described(operation: Operation, responses: dict[str, Any]) -> dict[str, Any
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": operation.body}}}
     return described
-
-
-def _responses() -> dict[str, Any]:
-    anything: Schema = {"application/json": {}, "application/x-protobuf": {}}
-    refused = _refused(_REFUSALS, _DETAIL)
-    # A pending sample has the SDK's own form, not that of a refusal.
-    refused["408"]["content"] = {"application/json": {}}
-    return {"200": {"description": "Done", "content": anything}, **refused}
-
-
-def _openai_responses() -> dict[str, Any]:
-    content: Schema = {"application/json": {}, "text/event-stream": {}}
-    return {"200": {"description": "Done", "content": content}, **_refused(_OPENAI_REFUSALS, _ERROR)}
 
 
 def _refused(refusals: dict[str, str], schema: Schema) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from shared.histogram import count, quantile_s
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gateway.admin.view import SlotView, SpareView, View
+    from gateway.admin.view import SlotView, View
     from shared.channel import Status, UpstreamStatus
 
 _SAMPLE_COUNTERS: Final = (
@@ -37,6 +37,7 @@ _NO_MODEL: Final = "no upstream lists it, so its samples fail; serve it, or map 
 
 
 def status(view: View) -> dict[str, Any]:
+    spare = view.spare
     return {
         "gateway": {
             "url": view.url,
@@ -46,7 +47,7 @@ def status(view: View) -> dict[str, Any]:
             "loop_lag_ms": round(view.loop_lag_ms, 3),
         },
         "workers": [_worker(slot) for slot in view.slots],
-        "spare": _spare(view.spare),
+        "spare": {"state": spare.state, "pid": spare.pid, "rss_bytes": spare.usage.rss_bytes} if spare else None,
         "redis": _redis(view),
         "upstreams": upstreams(view),
         "warnings": warnings(view),
@@ -80,12 +81,6 @@ def _worker(slot: SlotView) -> dict[str, Any]:
         "draining": slot.draining,
         "started_at": timestamp(slot.started_at_s) if slot.started_at_s is not None else None,
     }
-
-
-def _spare(spare: SpareView | None) -> dict[str, Any] | None:
-    if spare is None:
-        return None
-    return {"state": spare.state, "pid": spare.pid, "rss_bytes": spare.usage.rss_bytes}
 
 
 def _redis(view: View) -> dict[str, Any]:

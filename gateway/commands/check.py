@@ -31,14 +31,11 @@ from shared.core.errors import StartError
 from shared.core.upstream_protocol import ProtocolChoice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import aiohttp
 
     from gateway.commands.findings import Finding
     from gateway.supervision.upstream_probe import OfferedModel
     from shared.config import Settings
-    from shared.store.contract import StoreInfo
 
 
 @click.command(cls=SettingsCommand)
@@ -55,7 +52,9 @@ def check(**values: Any) -> int:
     """
     files: list[str] = []
     settings = settings_from(dict(values), files.append)
-    findings = [*asyncio.run(all_findings(settings)), *_secret_files(settings, files)]
+    secret_files = [*files, *([settings.tls_key] if settings.tls_key else [])]
+    permissions = [checks.secret_file(path, stat.S_IMODE(os.stat(path).st_mode)) for path in secret_files]
+    findings = [*asyncio.run(all_findings(settings)), *permissions]
     _print(findings)
     return checks.exit_code(findings)
 
@@ -87,12 +86,6 @@ def _machine(settings: Settings) -> list[Finding]:
 
 def _some(finding: Finding | None) -> list[Finding]:
     return [finding] if finding is not None else []
-
-
-def _secret_files(settings: Settings, read: Sequence[str]) -> list[Finding]:
-    """Check the permissions of the key files that were `read` for the settings, and of the TLS key."""
-    paths = [*read, *([settings.tls_key] if settings.tls_key else [])]
-    return [checks.secret_file(path, stat.S_IMODE(os.stat(path).st_mode)) for path in paths]
 
 
 def _sockets(settings: Settings) -> list[Finding]:
@@ -140,15 +133,13 @@ async def _redis(settings: Settings) -> list[Finding]:
                 )
             ]
         try:
-            if backing.info is None:
+            info = backing.info
+            if info is None:
                 return []
-            return [*checks.redis(backing.info, backing.description), *_clocks(backing.info)]
+            clocks = [checks.clock_skew(info.clock_us / 1e6 - time.time())] if info.clock_us else []
+            return [*checks.redis(info, backing.description), *clocks]
         finally:
             await backing.close()
-
-
-def _clocks(info: StoreInfo) -> list[Finding]:
-    return [checks.clock_skew(info.clock_us / 1e6 - time.time())] if info.clock_us else []
 
 
 async def _upstreams(settings: Settings) -> list[Finding]:

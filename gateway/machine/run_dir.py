@@ -29,7 +29,9 @@ class RunDir:
 def open_run_dir(configured: str | None) -> RunDir:
     """Lock the configured directory, or make a temporary one. Raises `StartError`."""
     try:
-        path = Path(configured) if configured else _temporary_dir()
+        runtime = os.environ.get("XDG_RUNTIME_DIR")
+        parent = runtime if runtime and os.access(runtime, os.W_OK) else None
+        path = Path(configured or tempfile.mkdtemp(prefix="gateway-", dir=parent))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.stat().st_uid != os.geteuid():
             raise StartError(f"--run-dir: {path} belongs to another user; choose a directory of your own")
@@ -37,12 +39,6 @@ def open_run_dir(configured: str | None) -> RunDir:
         return RunDir(path, _lock(path / "gateway.pid"), temporary=configured is None)
     except OSError as error:
         raise StartError(f"--run-dir: {configured or error.filename} cannot be used: {error.strerror}") from None
-
-
-def _temporary_dir() -> Path:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    parent = runtime if runtime and os.access(runtime, os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix="gateway-", dir=parent))
 
 
 def _lock(pid_file: Path) -> int:

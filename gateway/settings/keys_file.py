@@ -51,7 +51,12 @@ def parse_keys(text: str, path: str) -> tuple[ApiKey, ...]:
         what = f"unknown key {next(iter(data))!r}" if data else "keys is not a list of entries"
         raise ConfigError(f"{path}: {what}; {_ENTRY}")
     keys = tuple(_key(entry, f"{path}: entry {number}") for number, entry in enumerate(entries, 1))
-    _refuse_duplicates(keys, path)
+    seen: dict[str, int] = {}
+    for number, key in enumerate(keys, 1):
+        for value in (f"name {key.name!r}", f"sha256 {key.sha256[:8]}..."):
+            if value in seen:
+                raise ConfigError(f"{path}: entry {number}: {value} is already in entry {seen[value]}")
+            seen[value] = number
     return keys
 
 
@@ -87,15 +92,6 @@ def limits_of(limits: KeyLimits) -> dict[str, int]:
     """Return the limits that are set, by their names in the file."""
     found = {limit: getattr(limits, limit.replace("-", "_")) for limit in LIMITS}
     return {limit: value for limit, value in found.items() if value is not None}
-
-
-def _refuse_duplicates(keys: tuple[ApiKey, ...], path: str) -> None:
-    seen: dict[str, int] = {}
-    for number, key in enumerate(keys, 1):
-        for value in (f"name {key.name!r}", f"sha256 {key.sha256[:8]}..."):
-            if value in seen:
-                raise ConfigError(f"{path}: entry {number}: {value} is already in entry {seen[value]}")
-            seen[value] = number
 
 
 def new_entry(name: str, key: str, limits: KeyLimits) -> str:

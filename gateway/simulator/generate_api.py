@@ -77,6 +77,7 @@ def as_completion(document: Any, max_model_len: int) -> Any:
 
 
 def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int) -> bytes:
+    spans = [{"offset": offset, "length": length} for offset, length in ask.image_spans]
     return completions.dumps(
         {
             "request_id": f"generate-tokens-{request_id}",
@@ -86,7 +87,7 @@ def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int)
             "prompt_logprobs": completions.prompt_logprobs(ask) if ask.prompt_logprobs is not None else None,
             "prompt_token_id_logprobs": None,
             "prompt_token_ids": ask.prompt if ask.return_prompt else None,
-            "mm_placeholders": _image_spans(ask) if ask.return_prompt else None,
+            "mm_placeholders": {"image": spans} if spans and ask.return_prompt else None,
             "metrics": None,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
@@ -94,12 +95,6 @@ def render(ask: Ask, choices: Sequence[Choice], request_id: str, created_s: int)
             "choices": [_choice(ask, index, choice) for index, choice in enumerate(choices)],
         }
     )
-
-
-def _image_spans(ask: Ask) -> dict[str, list[dict[str, int]]] | None:
-    if not ask.image_spans:
-        return None
-    return {"image": [{"offset": offset, "length": length} for offset, length in ask.image_spans]}
 
 
 def _choice(ask: Ask, index: int, choice: Choice) -> dict[str, Any]:

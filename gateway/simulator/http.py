@@ -137,7 +137,10 @@ class HttpConnection(asyncio.Protocol):
         try:
             reply = await self._handler(request)
             if reply.stream is not None:
-                await self._send_stream(reply, reply.stream)
+                # The head at once and a chunk per piece; `_send` writes the last chunk.
+                self._write(head_of(reply, keep_alive=True))
+                async for piece in reply.stream:
+                    self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
         except Dropped as dropped:
             if isinstance(dropped, Reset):
                 sock = self._transport.get_extra_info("socket")
@@ -148,12 +151,6 @@ class HttpConnection(asyncio.Protocol):
             self._send(_BROKEN, keep_alive)
         else:
             self._send(reply, keep_alive)
-
-    async def _send_stream(self, reply: HttpReply, pieces: AsyncIterator[bytes]) -> None:
-        """Write the head at once and a chunk per piece; `_send` writes the last chunk."""
-        self._write(head_of(reply, keep_alive=True))
-        async for piece in pieces:
-            self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     def _write(self, data: bytes) -> None:
         self._traffic.sent_bytes += len(data)

@@ -57,8 +57,12 @@ class Listeners:
         slots = sorted(alive) or list(range(len(self.sockets)))
         if not self._steerable or len(self.sockets) == 1 or len(slots) > _MAX_TABLE:
             return
+        program = steering_program(slots, len(self.sockets))
+        code = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
+        buffer = ctypes.create_string_buffer(code, len(code))
+        fprog = struct.pack("HL", len(program), ctypes.addressof(buffer))
         try:
-            _attach(self.sockets[0], steering_program(slots, len(self.sockets)))
+            self.sockets[0].setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, fprog)
         except OSError as error:
             self._steerable = False
             log.warning("new connections cannot be steered away from dead workers", extra={"reason": str(error)})
@@ -79,13 +83,6 @@ def steering_program(alive: Sequence[int], slots: int) -> list[tuple[int, int, i
     for index, slot in enumerate(alive):
         program += [(_BPF_JUMP_IF_EQUAL, 0, 1, index), (_BPF_RETURN, 0, 0, slot)]
     return [*program, (_BPF_RETURN, 0, 0, alive[0])]
-
-
-def _attach(listener: socket.socket, program: list[tuple[int, int, int, int]]) -> None:
-    code = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
-    buffer = ctypes.create_string_buffer(code, len(code))
-    fprog = struct.pack("HL", len(program), ctypes.addressof(buffer))
-    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, fprog)
 
 
 def open_listeners(host: str, port: int, slots: int, backlog: int) -> Listeners:

@@ -43,7 +43,7 @@ USUAL_PACE: Final = ProbePace()
 
 
 async def watch_logprobs(settings: Settings, known: dict[str, bool | None], pace: ProbePace = USUAL_PACE) -> None:
-    """Fill `known` for ever: upstream URL -> True, False, or None while unknown. Others may add and remove URLs."""
+    """Fill `known` until cancelled: upstream URL -> True, False, or None if unknown. Others may add and remove URLs."""
     await _Watch(settings, known, pace).run()
 
 
@@ -91,9 +91,13 @@ class _Watch:
             for upstream in urls:
                 scales = await self._probe(http, upstream)
                 # An upstream that is busy or restarting keeps its last result until it answers.
-                if upstream in self._known and scales is not None:
-                    _log_change(upstream, self._known[upstream], scales)
-                    self._known[upstream] = scales
+                if upstream not in self._known or scales is None:
+                    continue
+                before, self._known[upstream] = self._known[upstream], scales
+                if before is not False and not scales:
+                    log.warning(RAW_LOGPROBS, extra={"upstream": upstream})
+                elif before is False and scales:
+                    log.info("sampled logprobs use the temperature now", extra={"upstream": upstream})
 
     async def _probe(self, http: aiohttp.ClientSession, upstream: str) -> bool | None:
         from gateway.supervision.upstream_probe import ProbeError, offered_models, probe_scaling, to_probe
@@ -124,10 +128,3 @@ class _Watch:
             if model.upstream_name not in listed and model.flag not in self._missing:
                 self._missing.add(model.flag)
                 log.warning("no upstream lists a model that --model offers", extra={"model": model.flag})
-
-
-def _log_change(upstream: str, before: bool | None, scales: bool) -> None:
-    if before is not False and not scales:
-        log.warning(RAW_LOGPROBS, extra={"upstream": upstream})
-    elif before is False and scales:
-        log.info("sampled logprobs use the temperature now", extra={"upstream": upstream})

@@ -117,7 +117,10 @@ class Supervisor:
             ]
             serving = group.create_task(self._admin.run_on(self._parts.admin_socket))
             halt = await self._handle_events()
-            await self._finish_reaping()
+            if self._reaping:
+                await asyncio.wait(self._reaping, timeout=_LAST_REAP_S)
+            for task in self._reaping:
+                task.cancel()
             self._admin.stop()
             await serving
             for task in background:
@@ -292,12 +295,6 @@ class Supervisor:
         self._accumulator.add("orphaned", count)
         if count:
             log.warning("samples of a dead worker are orphaned", extra={"slot": config.slot, "samples": count})
-
-    async def _finish_reaping(self) -> None:
-        if self._reaping:
-            await asyncio.wait(self._reaping, timeout=_LAST_REAP_S)
-        for task in self._reaping:
-            task.cancel()
 
     # -- the admin address --------------------------------------------------------------------------------------
 

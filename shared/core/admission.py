@@ -1,11 +1,11 @@
-"""Whether a worker takes one more sample: what it holds itself, what the caller holds of it, the state of the store.
+"""Decide whether a worker takes one more sample, by what it holds, what the caller holds of it, and the store's state.
 
 Back-pressure is always retryable (HTTP 429): the SDK slows all its samples down and sends this one again. Only a
 request that could never be taken is refused for good (`refuse_request`).
 
 **Shares.** With several keys a worker that is nearly full takes samples only of those who hold less than their share of
-it: `limit / (active keys + 1)`. The one more is for a key that has nothing yet: whoever comes finds room, however
-many flood. A worker that is not nearly full is everybody's, so that nothing lies idle.
+it: `limit / (active keys + 1)`. The one more is for a key that has nothing yet: a newcomer finds room, however
+many others flood. A worker that is not nearly full is everybody's, so that nothing lies idle.
 
 **A key's own limits** are for the whole gateway. A worker knows only what it holds itself, so each enforces an equal
 part, rounded up: the kernel spreads connections evenly over workers.
@@ -69,11 +69,11 @@ class Rejection:
 def admit(load: Load, limits: Limits, sample_bytes: int, tenancy: Tenancy) -> Rejection | None:
     """Return why a sample of `sample_bytes` is refused, or None if it is accepted.
 
-    One sample is always taken by a worker that holds nothing: a prompt above the byte limit would wait for ever. The
+    One sample is always taken by a worker that holds nothing: a prompt above the byte limit would wait forever. The
     same goes for a key that holds nothing.
     """
     if tenancy is ALONE:
-        # Of these two `_by_key` and `_by_share` say nothing.
+        # `_by_key` and `_by_share` never refuse the only key.
         return _by_state(load) or _by_load(load, limits, sample_bytes)
     return (
         _by_state(load)
@@ -89,7 +89,7 @@ def worker_part(limit: int | None, workers: int) -> int | None:
 
 
 def refuse_request(num_samples: int, max_tokens: int, max_request_tokens: int | None) -> str | None:
-    """Why a key may not ask for so much at once, whatever it holds; None when it may."""
+    """Explain why a key may not ask for this much at once, whatever it holds; return None if it may."""
     if max_request_tokens is None or num_samples * max_tokens <= max_request_tokens:
         return None
     asked = f"num_samples x max_tokens is {num_samples} x {max_tokens} = {num_samples * max_tokens}"
@@ -97,7 +97,7 @@ def refuse_request(num_samples: int, max_tokens: int, max_request_tokens: int | 
 
 
 def refuse_session(open_sessions: int, max_sessions: int | None) -> Rejection | None:
-    """Return why a key with so many live sessions may not open another, or None if it may."""
+    """Return why a key with `open_sessions` live sessions may not open another, or None if it may."""
     if max_sessions is None or open_sessions < max_sessions:
         return None
     text = f"{open_sessions} sessions of this key are open, its limit is {max_sessions} (max-sessions)"

@@ -68,8 +68,9 @@ def sampling_session(session_id: str, ordinal: bytes, model: ModelRef, secret: b
 
     `ordinal` is the SDK's sampling_session_seq_id in decimal, or random bytes where there is none.
     """
-    model_part = _encode_model(model)
-    session_part = _encode_session(session_id)
+    model_part = ("b" if model.base_model is not None else "p") + _b64(model.name.encode())
+    # A trainer's session id may hold anything; ours is kept readable.
+    session_part = session_id if _PLAIN.fullmatch(session_id) else "~" + _b64(session_id.encode())
     # Keyed, so that two owners of one trainer's session id never share a key in the store.
     key_bytes = blake2b(
         b"\0".join((session_part.encode(), model_part.encode(), ordinal)),
@@ -78,7 +79,8 @@ def sampling_session(session_id: str, ordinal: bytes, model: ModelRef, secret: b
     ).digest()
     tag = _tag(secret, b"sampling", key_bytes, session_part.encode(), model_part.encode())
     core = _b64(key_bytes + tag)
-    return SamplingSession(f"gwss-{core}.{session_part}.{model_part}", _session_key(key_bytes), session_id, model)
+    session_key = _b64(key_bytes)[:_KEY_CHARS]
+    return SamplingSession(f"gwss-{core}.{session_part}.{model_part}", session_key, session_id, model)
 
 
 def parse_sampling_session(text: str, secret: bytes) -> SamplingSession | None:
@@ -95,7 +97,8 @@ def parse_sampling_session(text: str, secret: bytes) -> SamplingSession | None:
     # The tag vouches for the rest: only text that we encoded ourselves gets here.
     name = _unb64(model_text).decode()
     model = ModelRef(base_model=name) if kind == "b" else ModelRef(model_path=name)
-    return SamplingSession(text, _session_key(key_bytes), _decode_session(session_part), model)
+    session_id = _unb64(session_part[1:]).decode() if session_part.startswith("~") else session_part
+    return SamplingSession(text, _b64(key_bytes)[:_KEY_CHARS], session_id, model)
 
 
 def request_id(session: SamplingSession, seq_id: int) -> str:
@@ -120,31 +123,13 @@ def split_request_id(text: str) -> tuple[str, int] | None:
 
 
 def sequence_ids(key: SampleKey, n: int) -> list[str]:
-    """n distinct labels, the same ones whenever the same sample is promised again."""
+    """Return n distinct labels, the same ones whenever the same sample is promised again."""
     prefix = f"{key.session_key}:{key.seq_id}:"
     return [f"{prefix}{index}" for index in range(n)]
 
 
-def _session_key(key_bytes: bytes) -> str:
-    return _b64(key_bytes)[:_KEY_CHARS]
-
-
 def _tag(secret: bytes, *parts: bytes) -> bytes:
     return blake2b(b"\0".join(parts), key=secret, digest_size=_TAG_BYTES).digest()
-
-
-def _encode_session(session_id: str) -> str:
-    # A trainer's session id may hold anything; ours is kept readable.
-    return session_id if _PLAIN.fullmatch(session_id) else "~" + _b64(session_id.encode())
-
-
-def _decode_session(part: str) -> str:
-    return _unb64(part[1:]).decode() if part.startswith("~") else part
-
-
-def _encode_model(model: ModelRef) -> str:
-    kind = "b" if model.base_model is not None else "p"
-    return kind + _b64(model.name.encode())
 
 
 def _b64(data: bytes) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Sent as X-Request-Id: whoever counts or disturbs samples upstream can tell a probe from one.
+# Sent as X-Request-Id, so that a probe can be distinguished from a sample upstream.
 PROBE_REQUEST_ID: Final = "gateway-probe"
 # The two temperatures to ask with.
 AT_ONE: Final = 1.0

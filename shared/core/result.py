@@ -7,12 +7,12 @@ from typing import Final
 
 from shared.core.model import Value
 
-# Of one sample, and of the reply that it is made from. Redis takes no value above 512 MiB, and clients hold all of it
-# at once; three million sampled tokens fit.
+# The limit for one sample, and for the reply that it is made from. Redis takes no value above 512 MiB, and clients hold
+# all of it at once; three million sampled tokens fit.
 LARGEST_RESULT_BYTES: Final = 256 * 1024 * 1024
 
 _TOKEN_BYTES: Final = 4
-# What fills a top-k row that has fewer than k entries.
+# Fills a top-k row that has fewer than k entries.
 EMPTY_LOGPROB: Final = -99999.0
 
 

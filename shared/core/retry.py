@@ -1,15 +1,14 @@
-"""What is done about a failed attempt: wait and try again, give up, or let the SDK submit anew.
+"""Decide what to do about a failed attempt: wait and try again, give up, or let the SDK submit the sample again.
 
-Not a blanket rule. What was never executed may be sent again for as long as the operator allows; what may have run is
-run again a bounded number of times, never beside itself; what is ambiguous is final, unless the operator says
+There is no blanket rule. What was never executed may be sent again for as long as the operator allows; what may have
+run is run again a bounded number of times, never beside itself; what is ambiguous is final, unless the operator says
 otherwise. A blanket retry of every 5xx generates twice; none at all ends a training run for a router that restarted.
 
 `decide` is pure: time and randomness come in as arguments.
 
-What becomes of an ending that the store does not take: it waits, or another one is written in its place.
-
-A store that is away, or full, takes it later: it waits. One that can never take it, or refuses it again and again, must
-not hold it forever: its client would get "still running" until it gives up.
+The same is decided for an ending that the store does not take. It waits for a store that is away or full. If the store
+can never take it, or refuses it again and again, another ending is written in its place: otherwise its client would get
+"still running" until it gives up.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def decide(fault: Fault, budget: Budget, policy: Policy, now_s: float, rng_unit:
             return _execute_again(fault, budget, policy, rng_unit)
         case FaultClass.WRONG_REPLY if budget.reexecutions < policy.max_reexecutions:
             return _execute_again(fault, budget, policy, rng_unit)
-    # What is ambiguous or wrong again and again ends here, too: the SDK would submit an orphan anew, for ever.
+    # What is ambiguous or wrong again and again ends here, too: the SDK would submit an orphan again and again.
     return Fail(Failure(fault.message, fault.category))
 
 
@@ -129,7 +128,7 @@ def _execute_again(fault: Fault, budget: Budget, policy: Policy, rng_unit: float
 
 
 def _wait(fault: Fault, budget: Budget, rng_unit: float) -> Wait:
-    """Exponential, with full jitter over the upper half; never sooner than the upstream asks."""
+    """Back off exponentially, with full jitter over the upper half, and never sooner than the upstream asks."""
     longest_s = min(_FIRST_DELAY_S * 2.0 ** min(budget.tries, 16), _LONGEST_DELAY_S)
     delay_s = longest_s * (0.5 + 0.5 * rng_unit)
     if fault.retry_after_s is not None:
@@ -162,7 +161,7 @@ def may_never_fit(result_bytes: int) -> bool:
 
 
 def never_fits(result_bytes: int, limit_bytes: int) -> Failure | None:
-    """Why a store with `limit_bytes` of memory (0: no limit) never takes such a result; None when it may."""
+    """Explain why a store with `limit_bytes` of memory (0: no limit) never takes such a result; None if it may."""
     if not limit_bytes or result_bytes <= limit_bytes * _LARGEST_SHARE:
         return None
     return Failure(

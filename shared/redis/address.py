@@ -59,7 +59,21 @@ class RedisAddress:
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the TLS settings, or None without TLS. Raises `ConfigError` if a certificate cannot be read."""
-        return _ssl_context(dict(self.tls_options)) if self.tls else None
+        if not self.tls:
+            return None
+        options = dict(self.tls_options)
+        verify = options.get("ssl_cert_reqs", "required")
+        try:
+            context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+            if "ssl_certfile" in options:
+                context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+        except OSError as error:
+            raise ConfigError(f"--redis-url: a TLS file cannot be used: {error}") from None
+        if verify == "none" or options.get("ssl_check_hostname", "true").lower() in ("false", "0", "no"):
+            context.check_hostname = False
+        if verify == "none":
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,18 +201,3 @@ def _db(text: str) -> int:
     if not text.isdecimal():
         raise ConfigError(f"--redis-url: the database must be a number, not {text!r}")
     return int(text)
-
-
-def _ssl_context(options: Mapping[str, str]) -> ssl.SSLContext:
-    verify = options.get("ssl_cert_reqs", "required")
-    try:
-        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
-        if "ssl_certfile" in options:
-            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
-    except OSError as error:
-        raise ConfigError(f"--redis-url: a TLS file cannot be used: {error}") from None
-    if verify == "none" or options.get("ssl_check_hostname", "true").lower() in ("false", "0", "no"):
-        context.check_hostname = False
-    if verify == "none":
-        context.verify_mode = ssl.CERT_NONE
-    return context

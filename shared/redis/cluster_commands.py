@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shared.redis.connection import Argument
 
 
-# One while a slot moves, and one more for each move meanwhile; nodes that point at each other must not loop for ever.
+# One while a slot moves, and one more for each move meanwhile; nodes that point at each other must not loop forever.
 _REDIRECTIONS: Final = 5
 
 

@@ -85,8 +85,8 @@ class Commands:
 class Subscriptions:
     """Subscribe to channels over one link, and again after each reconnect.
 
-    `on_message` gets (channel, payload). `on_gap` is called when all channels are heard again after a loss. `sharded`
-    channels belong to the slots of one cluster node, which ends them itself when a slot moves away.
+    `on_message` gets (channel, payload). `on_gap` is called when all channels are subscribed again after a loss.
+    `sharded` channels belong to the slots of one cluster node, which ends them itself when a slot moves away.
     """
 
     def __init__(
@@ -125,13 +125,11 @@ class Subscriptions:
         elif kind in (b"subscribe", b"ssubscribe"):
             self._confirm(channel.decode())
         elif kind in (b"unsubscribe", b"sunsubscribe"):
-            self._on_left(channel.decode())
-
-    def _on_left(self, channel: str) -> None:
-        if channel in self._leaving:
-            self._leaving -= Counter([channel])  # drops counts of zero
-        elif channel in self._wanted:
-            self._reconnect("a slot with subscriptions has moved")
+            left = channel.decode()
+            if left in self._leaving:
+                self._leaving -= Counter([left])  # drops counts of zero
+            elif left in self._wanted:
+                self._reconnect("a slot with subscriptions has moved")
 
     def _reconnect(self, why: str) -> None:
         """Drop the connection so that waiters fail; reconnecting subscribes to everything again."""
@@ -179,14 +177,14 @@ class Subscriptions:
         self._stop_awaiting(channel)
 
     def _stop_awaiting(self, channel: str) -> None:
-        """Note that the channel is heard again or not wanted any more; the last one ends the gap."""
+        """Note that the channel is subscribed again or no longer wanted; the last one ends the gap."""
         if channel in self._awaited_after_loss:
             self._awaited_after_loss.discard(channel)
             if not self._awaited_after_loss:
                 self._on_gap()
 
     def _on_down(self, lost: asyncio.Future[str]) -> None:
-        """Fail everyone who waits for a confirmation; the channels stay wanted."""
+        """Fail all who wait for a confirmation; the channels stay wanted."""
         self._connection = None
         self._lost_before = True
         self._leaving.clear()

@@ -2,14 +2,14 @@
 
 One protocol, two stores on Redis (`one_server.py`, `cluster.py`) and one in memory for tests, and one suite that holds
 all three to the same contract (`tests/contract/`). The store decides nothing: it applies the table of
-`shared/core/lifecycle.py` atomically next to the data, keeps clocks, and wakes those who wait.
+`shared/core/lifecycle.py` atomically next to the data, keeps clocks, and wakes the polls that wait.
 
 Callers rely on four promises:
 
 - `begin` is first-writer-wins. It puts the sample into the owner's open set before the record, or together with it, so
   that every PENDING sample can be reaped.
 - `settle` is first-terminal-wins, fenced by owner and attempt, and idempotent: repeating it after a lost reply is safe.
-  The payload is readable and the completion is logged before anyone hears of it (`announce` comes after).
+  The payload is readable and the completion is logged before it is announced (`announce` comes after).
 - No read extends a clock. `mark_retrieved` and `acknowledge` only shorten what is left.
 - Every call ends within the store's own deadline, with its result or a `StoreError`. A call that is cancelled disturbs
   no other call.
@@ -165,7 +165,7 @@ class Store(Protocol):
 
         A missing sample, in a store that was wiped, is written like a PENDING one. The sample leaves the owner's open
         set. Log entries older than `ttl_s` are trimmed in passing. Nobody is woken: see `announce`. A full store
-        refuses only results (`StoreFull`); it takes other endings, so that those who wait learn of them.
+        refuses only results (`StoreFull`); it takes other endings, so that polls get them.
         """
         ...
 

@@ -68,7 +68,11 @@ class RedisStore(AnyServerStore):
 
     def _make_link(self, purpose: str, subscriptions: Subscriptions | None = None) -> Link:
         def on_up(connection: RedisConnection) -> None:
-            self._cut_other_servers(connection)
+            # Cut connections to another server: what a new master announces does not arrive on the old one.
+            for link in (self._link, self._bulk_link, self._push_link):
+                other = link.connection
+                if other is not None and other.run_id != connection.run_id:
+                    other.cut("another server is the master now")
             if subscriptions is not None:
                 subscriptions.on_up(connection)
 
@@ -81,13 +85,6 @@ class RedisStore(AnyServerStore):
             on_up=on_up,
             on_push=subscriptions.on_push if subscriptions is not None else None,
         )
-
-    def _cut_other_servers(self, connection: RedisConnection) -> None:
-        """Cut connections to another server than this one: what a new master announces is not heard on the old one."""
-        for link in (self._link, self._bulk_link, self._push_link):
-            other = link.connection
-            if other is not None and other.run_id != connection.run_id:
-                other.cut("another server is the master now")
 
     @property
     def commands(self) -> int:

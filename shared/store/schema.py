@@ -120,14 +120,11 @@ def log_page(reply: Any, cursor: int, run: int = 0) -> LogPage:
         return LogPage([], cursor if known else 0)
     try:
         # n counts from 1, so that cursor 0 means "from the start".
-        return LogPage([_log_entry_of(entry) for entry in entries], ((epoch ^ run) << SEQ_BITS) + n)
+        read = (entry.decode().split(" ") for entry in entries)
+        listed = [LogEntry(int(seq_id), kind == _FINISHED, int(size)) for kind, seq_id, size, _ in read]
+        return LogPage(listed, ((epoch ^ run) << SEQ_BITS) + n)
     except ValueError as error:
         raise StoreRefused("not a completion log") from error
-
-
-def _log_entry_of(data: bytes) -> LogEntry:
-    kind, seq_id, size_bytes, _ = data.decode().split(" ")
-    return LogEntry(int(seq_id), kind == _FINISHED, int(size_bytes))
 
 
 def session_state(seen: bytes | None, finished: bytes | None) -> SessionState:
@@ -167,10 +164,7 @@ def _number(info: dict[str, str], name: str) -> int:
 def check_version(info: dict[str, str], shown: str) -> None:
     """Raise `StoreRefused` if the server is too old for the scripts."""
     version = info.get("redis_version", "")
-    if "valkey_version" in info or _version(version) >= _OLDEST_REDIS:
+    numbers = tuple(int(part) for part in version.split(".")[:2] if _NUMBER.fullmatch(part))
+    if "valkey_version" in info or numbers >= _OLDEST_REDIS:
         return
     raise StoreRefused(f"Redis at {shown} is version {version}; 7.0 or newer, or Valkey, is needed")
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if _NUMBER.fullmatch(part))

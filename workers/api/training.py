@@ -136,7 +136,7 @@ def _poll(parts: WorkerParts, request: Request, trainer: TrainingServer, call: c
 
     async def run(send: Send) -> None:
         try:
-            async with while_connected(request.connection), trainer.held(_hold_s(parts)) as held:
+            async with while_connected(request.connection), trainer.held(parts.live.settings.poll_timeout_s) as held:
                 async with trainer.exchange(outgoing) as response:
                     _require_calm(response.status)
                     # What has begun to arrive is sent to its end.
@@ -145,7 +145,8 @@ def _poll(parts: WorkerParts, request: Request, trainer: TrainingServer, call: c
         except _TROUBLE as error:
             raise _busy(parts, error) from None
         except TimeoutError:
-            await _send(send, _still_running(call))
+            reply = _still_running(call)
+            await send_response(send, reply.status, [(b"content-type", reply.content_type)], reply.body)
 
     return Streamed(run)
 
@@ -156,7 +157,7 @@ async def _poll_saved(
     trainer = trainer_of(parts)
     body = wire.replaced(request.body, "request_id", future.request_id)
     try:
-        async with while_connected(request.connection), trainer.held(_hold_s(parts)):
+        async with while_connected(request.connection), trainer.held(parts.live.settings.poll_timeout_s):
             async with trainer.exchange(trainer.whole(request, body)) as response:
                 _require_calm(response.status)
                 reply = await trainer.read(response)
@@ -187,10 +188,6 @@ async def _path_of(request: Request, trainer: TrainingServer, sampler_id: str) -
     _require_calm(reply.status)
     info = wire.sampler_info(reply.body) if reply.is_success else None
     return info.model_path if info is not None else None
-
-
-def _hold_s(parts: WorkerParts) -> float:
-    return parts.live.settings.poll_timeout_s
 
 
 def _require_calm(status: int) -> None:
@@ -227,7 +224,3 @@ def _passed_back(reply: TrainerReply, body: bytes | None = None) -> Streamed:
         await send_response(send, reply.status, reply.headers, reply.body if body is None else body)
 
     return Streamed(run)
-
-
-async def _send(send: Send, reply: Reply) -> None:
-    await send_response(send, reply.status, [(b"content-type", reply.content_type)], reply.body)

@@ -78,17 +78,13 @@ async def relay(response: aiohttp.ClientResponse, headers: Iterable[Header], sen
     """Send the reply on as it comes, with the client's `headers`. Raises `ReplyBroken` when it breaks off."""
     headers = list(headers)
     head = b""
-    if response.status >= 400 and not _has_length(headers):
+    if response.status >= 400 and not any(name == b"content-length" for name, _ in headers):
         head, whole = await collect(response)
         if whole:
             headers.append((b"content-length", str(len(head)).encode()))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     if head:
         await send({"type": "http.response.body", "body": head, "more_body": True})
-    await _relay_body(response, send)
-
-
-async def _relay_body(response: aiohttp.ClientResponse, send: Send) -> None:
     try:
         async for piece in response.content.iter_any():
             await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -111,7 +107,3 @@ async def collect(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
     except BROKEN:
         pass
     return b"".join(parts), False
-
-
-def _has_length(headers: Iterable[Header]) -> bool:
-    return any(name == b"content-length" for name, _ in headers)

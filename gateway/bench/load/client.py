@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from gateway.bench.load import requests
@@ -203,7 +204,9 @@ class SdkClient:
     ) -> Promise | PromiseLost | SampleFailure | Paused:
         streak = Streak()
         if wanted.duplicate.reply_lost:
-            await self._lose_reply(request)
+            self._tally.duplicates += 1
+            with suppress(NoReply):
+                await self._submit_pool.send_and_drop(request)
         while True:
             reply = await self._post_asample(request, wanted)
             if isinstance(reply, SampleFailure):
@@ -225,13 +228,6 @@ class SdkClient:
             self._exchange(self._submit_pool, self._endpoints.asample, request),
         )
         return _same_promise(first, second, self._workload.num_samples)
-
-    async def _lose_reply(self, request: bytes) -> None:
-        self._tally.duplicates += 1
-        try:
-            await self._submit_pool.send_and_drop(request)
-        except NoReply:
-            return
 
     # -- session
 

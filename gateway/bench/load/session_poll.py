@@ -62,18 +62,15 @@ class SessionPoller:
         """Poll until cancelled, or until the gateway sends an answer that the SDK gives up on."""
         streak = Streak()
         while self._ended is None:
-            await self._until_wanted()
+            while not (self._awaited or self._unacknowledged or self._idle_polls_left):
+                self._wanted.clear()
+                await self._wanted.wait()
             streak = await self._poll(streak)
 
     async def close(self) -> None:
         """Send the outstanding acknowledgements in a last poll, and ignore its failure."""
         if self._unacknowledged and self._ended is None:
             await self._exchange(list(self._unacknowledged), 0.0)
-
-    async def _until_wanted(self) -> None:
-        while not (self._awaited or self._unacknowledged or self._idle_polls_left):
-            self._wanted.clear()
-            await self._wanted.wait()
 
     async def _poll(self, streak: Streak) -> Streak:
         acknowledged = list(self._unacknowledged)

@@ -291,7 +291,9 @@ class ConnectionPool:
             owner.put_back(connection, self._loop.time())
             return reply
         finally:
-            self._unclaim(owner)
+            if owner.in_flight == MAX_IN_FLIGHT_PER_OBJECT:
+                self._not_full.append(owner)
+            owner.in_flight -= 1
 
     async def send_and_drop(self, request: bytes) -> None:
         """Write one request on a new connection and close it at once, so that the reply is lost. Raises `NoReply`."""
@@ -322,8 +324,3 @@ class ConnectionPool:
         if owner.in_flight == MAX_IN_FLIGHT_PER_OBJECT:
             self._not_full.pop()
         return owner
-
-    def _unclaim(self, owner: ClientObject) -> None:
-        if owner.in_flight == MAX_IN_FLIGHT_PER_OBJECT:
-            self._not_full.append(owner)
-        owner.in_flight -= 1

@@ -38,7 +38,8 @@ _FIRST, _SECOND = _KINDS[:2]
 def of_run(run: Run) -> list[Figure]:
     """Return the plots of one run; a measurement that is missing has none."""
     report, measured = run.report, run.series
-    marks = event_marks(report.chaos)
+    # Faults are numbered in order of time; the list beside the plots describes them.
+    marks = [Mark(event.at_s, str(number), "event", event_text(event)) for number, event in enumerate(report.chaos, 1)]
     figures = [
         _distribution("Latency: call to checked result", measured.latency_s, report.latency_s),
         _distribution("Submit latency: post to promise", measured.submit_s, report.submit_latency_s),
@@ -64,11 +65,6 @@ def of_several(reports: Sequence[Report]) -> list[Figure]:
         *_over_in_flight("CPU per sample, ms, over samples in flight", [workers, redis], keys),
         *_over_in_flight("Results per second over samples in flight", [rates], ()),
     ]
-
-
-def event_marks(events: Sequence[ChaosEvent]) -> list[Mark]:
-    """Return a numbered mark for each fault, in order of time; the list beside the plots describes them."""
-    return [Mark(event.at_s, str(number), "event", event_text(event)) for number, event in enumerate(events, 1)]
 
 
 def event_text(event: ChaosEvent) -> str:

@@ -50,8 +50,19 @@ class Axis:
         return min(max(share, 0.0), 1.0)
 
     def ticks(self, most: int) -> list[float]:
-        """Return about `most` round values within the axis."""
-        return _log_ticks(self.low, self.high, most) if self.logarithmic else _even_ticks(self.low, self.high, most)
+        """Return about `most` round values within the axis.
+
+        On a logarithmic one these are powers of ten: with 2 and 5 times each if there are few, or only some of many.
+        """
+        if not self.logarithmic:
+            step = round_up((self.high - self.low) / most, _STEPS)
+            first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+            return [count * step for count in range(first, last + 1)]
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        steps = (1.0, 2.0, 5.0) if last - first <= most / 2 else (1.0,)
+        every = max(1, round((last - first) / most))
+        values = [step * 10.0**power for power in range(first, last + 1, every) for step in steps]
+        return [value for value in values if self.low * (1 - 1e-9) <= value <= self.high * (1 + 1e-9)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,19 +203,3 @@ def _across(x: Axis, value: float) -> float:
 
 def _up(y: Axis, value: float) -> float:
     return round(BOTTOM - y.share(value) * (BOTTOM - TOP), 1)
-
-
-def _even_ticks(low: float, high: float, most: int) -> list[float]:
-    step = round_up((high - low) / most, _STEPS)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [count * step for count in range(first, last + 1)]
-
-
-def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return powers of ten: with 2 and 5 times each if there are few, and not all of them if there are many."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    steps = (1.0, 2.0, 5.0) if last - first <= most / 2 else (1.0,)
-    every = max(1, round((last - first) / most))
-    values = [step * 10.0**power for power in range(first, last + 1, every) for step in steps]
-    return [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]

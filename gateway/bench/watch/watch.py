@@ -98,10 +98,6 @@ class Observations:
             self.healthz_failures += 1
             self.healthz_unanswered_s.append((at_s, took_s))
 
-    def take_stats(self, stats: dict[str, Any]) -> None:
-        self.first_stats = stats if self.first_stats is None else self.first_stats
-        self.last_stats = stats
-
     def _take_redis(self, redis: dict[str, Any]) -> None:
         if isinstance(used := redis.get("used_bytes"), int):
             self.redis_peak_bytes = max(self.redis_peak_bytes or 0, used)
@@ -180,7 +176,8 @@ class Watch:
     async def _look_at_simulator(self) -> None:
         # Only before and after the load: the stats list request ids, so the document can be large.
         if (simulator := self._deployment.simulator_url) and (stats := await self._get_json(f"{simulator}/_sim/stats")):
-            self.observations.take_stats(stats)
+            seen = self.observations
+            seen.first_stats, seen.last_stats = stats if seen.first_stats is None else seen.first_stats, stats
 
     async def simulator_ends(self) -> None:
         """Keep the simulator's counts, which are lost when it is killed."""

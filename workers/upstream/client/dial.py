@@ -129,7 +129,10 @@ class Dialler:
             except OSError as error:
                 # Its traceback holds this frame, which holds the list: a reference cycle.
                 errors.append(error.with_traceback(None))
-        raise Broken(BreakKind.CONNECT_REFUSED, "; ".join(map(str, errors)), _common_errno(errors))
+        # The errno counts only if all addresses failed with the same one.
+        numbers = {error.errno for error in errors}
+        number = numbers.pop() if len(numbers) == 1 else None
+        raise Broken(BreakKind.CONNECT_REFUSED, "; ".join(map(str, errors)), number)
 
     async def _connect(
         self, address: AddrInfoType, origin: Origin, made: Callable[[], UpstreamConnection]
@@ -189,9 +192,3 @@ def _literal(host: str, port: int) -> AddrInfoType | None:
 def _wake(ended: asyncio.Future[None]) -> None:
     if not ended.done():
         ended.set_result(None)
-
-
-def _common_errno(errors: list[OSError]) -> int | None:
-    """Return the errno that all addresses of a name failed with, if it is one."""
-    numbers = {error.errno for error in errors}
-    return numbers.pop() if len(numbers) == 1 else None
