@@ -66,7 +66,7 @@ async def serve(
     check_tls(settings)
     if follows_newest(settings.lora_name_template):
         log.info(
-            "all checkpoints of a run share one name, so older samplers follow the newest weights",
+            "all checkpoints of a LoRA run share one name, so older samplers follow the newest weights",
             extra={"lora_name": settings.lora_name_template},
         )
     async with AsyncExitStack() as stack:

@@ -177,7 +177,7 @@ class Worker:
         self._parts.live.keyring = keyring
         self._dispatcher.quota.reconfigure(settings)
         revoked = self._dispatcher.end_revoked(keyring.knows)
-        log.info("configuration was read again", extra={"samples_of_revoked_keys": revoked})
+        log.info("the configuration was read again", extra={"samples_of_revoked_keys": revoked})
 
     async def _drain(self, order: channel.Drain) -> None:
         log.info("draining", extra={"in_flight": self._dispatcher.in_flight})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -75,6 +76,16 @@ class Endpoints:
         return json_response({"reloading": True}, HTTPStatus.ACCEPTED)
 
 
+async def _refusal(request: Request, error: Exception) -> Response:
+    """Answer an unknown path or a wrong method in the form of every other error."""
+    assert isinstance(error, HTTPException)
+    not_allowed = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+    text = "this method is not allowed here" if not_allowed else "there is no such path"
+    reply = json_response({"detail": text}, HTTPStatus(error.status_code))
+    reply.headers.update(error.headers or {})
+    return reply
+
+
 def admin_app(controls: Controls, key: str | None) -> Guard:
     endpoints, upstreams = Endpoints(controls), UpstreamsEndpoint(controls)
     app = Starlette(
@@ -90,7 +101,8 @@ def admin_app(controls: Controls, key: str | None) -> Guard:
             Route("/upstreams", upstreams.reset, methods=["DELETE"]),
             Route("/workers/{slot}/restart", endpoints.restart, methods=["POST"]),
             Route("/reload", endpoints.reload, methods=["POST"]),
-        ]
+        ],
+        exception_handlers={HTTPException: _refusal},
     )
     return Guard(app, key)
 

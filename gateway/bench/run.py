@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from gateway.bench.driver import drive
 from gateway.bench.installation import running_stack
 from gateway.bench.report.table import render, verdict_line
 from shared.core.errors import StartError
+from shared.system_error import system_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -80,8 +80,8 @@ async def offered_model(url: str, api_key: str) -> str:
         ):
             body = await response.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        known = isinstance(error, OSError) and error.errno
-        reason = os.strerror(known).lower() if known else str(error) or "no reply in time"
+        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        reason = (system_reason(cause) if isinstance(cause, OSError) else str(cause)) or "no reply in time"
         raise StartError(f"no gateway answers at {url}: {reason}") from error
     if response.status != 200:
         raise StartError(f"the gateway at {url} answered {response.status} when asked for its models: {body}")
@@ -104,7 +104,7 @@ def print_report(report: Report, console: Console) -> None:
 
 def print_start_error(error: StartError) -> None:
     """Print the error with its line breaks, since it quotes the output of the process that did not start."""
-    Console(stderr=True).print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+    Console(stderr=True).print(f"gateway: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
 
 
 # -- progress

@@ -12,6 +12,7 @@ import click
 import orjson
 
 from shared.core.errors import ConfigError, StartError
+from shared.system_error import system_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,8 @@ class AdminClient:
         except urllib.error.HTTPError as error:
             raise StartError(f"{url} answered {error.code}{_HINTS.get(error.code) or _detail(error)}") from None
         except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
+            cause = getattr(error, "reason", error)
+            reason = system_reason(cause) if isinstance(cause, OSError) else cause
             raise StartError(f"no gateway answers at {url}: {reason}; give its admin address with --admin") from None
         if not isinstance(answer, dict):
             raise StartError(f"{url} is not the admin address of a gateway")

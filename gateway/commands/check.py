@@ -196,8 +196,8 @@ def _print(findings: list[Finding]) -> None:
     for finding in findings:
         word = finding.verdict.value
         table.add_row(Text(word, _STYLES[word]), Text(f"{finding.subject}: {finding.detail}"))
-        if finding.advice:  # on its own line, so that a command stays in one piece
-            table.add_row("", Text(f"-> {finding.advice}", "bold"))
+        for advice in finding.advice.splitlines():  # on its own line, so that a command stays in one piece
+            table.add_row("", Text(f"-> {advice}", "bold"))
     console = Console()
     console.print(table)
     console.print(checks.summary(findings))

@@ -28,7 +28,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A line of the table. `advice` says what to do and is empty if all is well."""
+    """A line of the table. `advice` says what to do, one thing a line, and is empty if all is well."""
 
     subject: str
     verdict: Verdict
@@ -42,7 +42,7 @@ _FDS_FOR_ITSELF: Final = 64
 _FEW_FDS: Final = 4096
 _CONNECTIONS: Final = "upstream connections"
 _MORE_FILES: Final = (
-    "raise the hard limit of file descriptors: ulimit -Hn, LimitNOFILE= of systemd, ulimits: of compose"
+    "raise the hard limit of file descriptors (ulimit -Hn; LimitNOFILE= in a systemd unit; ulimits: in a compose file)"
 )
 # The range in deploy/sysctl.conf.
 _WIDEST: Final = (1024, 65535)
@@ -71,12 +71,13 @@ def exit_code(findings: Sequence[Finding]) -> int:
 def summary(findings: Sequence[Finding]) -> str:
     """Count the verdicts, in one line."""
     count = Counter(finding.verdict for finding in findings)
-    return ", ".join(f"{count[verdict]} {verdict.value}" for verdict in Verdict)
+    plural = {verdict: "" if verdict is Verdict.OK or count[verdict] == 1 else "s" for verdict in Verdict}
+    return ", ".join(f"{count[verdict]} {verdict.value}{plural[verdict]}" for verdict in Verdict)
 
 
 def file_descriptors(hard_limit: int) -> Finding:
     free = hard_limit - _FDS_FOR_ITSELF
-    detail = f"{hard_limit} per process: about {free} connections of clients and upstreams per worker"
+    detail = f"{hard_limit:,} per process, enough for about {free:,} client and upstream connections of a worker"
     if free < _FEW_FDS:
         return warning("file descriptors", detail, _MORE_FILES)
     return ok("file descriptors", detail)
@@ -88,21 +89,21 @@ def descriptors_for_upstreams(hard_limit: int, max_connections: int | None) -> F
         return None
     return failure(
         "file descriptors for upstreams",
-        f"--max-connections {max_connections} does not fit into {hard_limit} file descriptors per process",
+        f"--max-connections {max_connections:,} does not fit into {hard_limit:,} file descriptors per process",
         _MORE_FILES + "; or lower --max-connections",
     )
 
 
 def backlog(wanted: int, somaxconn: int | None) -> Finding:
     if somaxconn is None:
-        return ok("listen backlog", f"{wanted}; the kernel does not report its limit")
+        return ok("listen backlog", f"{wanted:,}; the kernel does not report its limit")
     if wanted > somaxconn:
         return warning(
             "listen backlog",
-            f"--backlog {wanted} is lowered to {somaxconn}: so many connections may queue for one worker",
+            f"the kernel lowers --backlog {wanted:,} to {somaxconn:,} new connections that may queue for one worker",
             f"sysctl -w net.core.somaxconn={wanted}",
         )
-    return ok("listen backlog", f"{wanted}")
+    return ok("listen backlog", f"{wanted:,} new connections may queue for one worker")
 
 
 def source_ip(address: str, refusal: str | None, connections: int) -> Finding:
@@ -112,7 +113,7 @@ def source_ip(address: str, refusal: str | None, connections: int) -> Finding:
             f"cannot be bound: {refusal}",
             f"ip address add {address}/32 dev lo (or a network interface), or remove it from --source-ips",
         )
-    return ok(f"source IP {address}", f"{connections} upstream connections for each worker on it")
+    return ok(f"source IP {address}", f"{connections:,} upstream connections for each worker on it")
 
 
 def connections_per_worker(
@@ -133,25 +134,25 @@ def connection_room(
     """
     of_ports = _connections(settings, ports, None)
     wanted = settings.workers * settings.max_in_flight
-    detail = f"{of_ports} at once from ports {ports[0]}-{ports[1]}, for at most {wanted} samples"
+    of_files = _connections(settings, ports, open_files)
+    few_files = settings.max_connections is None and of_files < of_ports
+    limit = f"{open_files:,} file descriptors per process" if few_files else f"ports {ports[0]}-{ports[1]}"
+    total = of_files if few_files else of_ports
+    detail = f"{total:,} at once, limited by {limit}, for up to {wanted:,} samples in flight"
     if settings.max_connections is not None:
-        detail += f"; --max-connections {settings.max_connections or 'none'} decides"
+        detail += f"; --max-connections is {settings.max_connections or '0, no limit'}"
         if settings.max_connections * settings.workers > of_ports:
             return warning(
                 _CONNECTIONS,
-                detail
-                + ", which is more than there are: connections above that fail for lack of ports and are retried",
+                detail + ", more than the ports allow: the rest fail for lack of ports and are tried again",
                 "leave --max-connections at auto, or " + _more_ports(settings, ports, reserved),
             )
         return ok(_CONNECTIONS, detail)
-    total = _connections(settings, ports, open_files)
-    if total < of_ports:
-        detail = f"{total} at once, by {open_files} file descriptors per process, for at most {wanted} samples"
     if total >= wanted:
         return ok(_CONNECTIONS, detail)
-    scarce = [_MORE_FILES] if total < of_ports else []
+    scarce = [_MORE_FILES] if few_files else []
     scarce += [_more_ports(settings, ports, reserved)] if of_ports < wanted else []
-    return warning(_CONNECTIONS, detail + "; samples above that wait", "; and ".join(scarce))
+    return warning(_CONNECTIONS, detail + "; further samples wait", "\n".join(scarce))
 
 
 def _connections(settings: Settings, ports: tuple[int, int], open_files: int | None) -> int:
@@ -204,14 +205,15 @@ def clock_skew(skew_s: float) -> Finding:
     if abs(skew_s) > _MUCH_SKEW_S:
         return warning(
             "clocks",
-            f"Redis' clock is {skew_s:+.1f} s from this machine's; session time-outs use the clocks of all hosts",
+            f"the clock of Redis differs by {skew_s:+.1f} s from this machine's;"
+            " session time-outs use the clocks of all hosts",
             "let NTP (chrony, systemd-timesyncd) set both",
         )
-    return ok("clocks", f"Redis' is {skew_s:+z.1f} s from this machine's")
+    return ok("clocks", f"the clock of Redis differs by {skew_s:+z.1f} s from this machine's")
 
 
 def redis(info: StoreInfo, where: str) -> list[Finding]:
-    found = [ok("Redis", f"{where}: {info.mode}, version {info.version}")]
+    found = [ok("Redis", f"{where}: {info.mode}, {info.version}")]
     if (refusal := policy_refusal(info)) is not None:
         found.append(
             failure(
@@ -331,7 +333,7 @@ def protobuf(implementation: str) -> Finding:
             f"the {implementation} implementation is in use: encoding a result is many times slower",
             "unset PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION; install a protobuf wheel with upb",
         )
-    return ok("protobuf", "upb")
+    return ok("protobuf", "the fast implementation (upb) is in use")
 
 
 def access(settings: Settings) -> Finding:
@@ -341,4 +343,4 @@ def access(settings: Settings) -> Finding:
         return ok("API keys", f"{len(settings.api_keys)}: {', '.join(key.name for key in settings.api_keys[:8])}")
     if settings.allow_anonymous:
         return warning("API keys", "none: --allow-anonymous lets everybody in", "give --api-keys-file")
-    return ok("API keys", "none, and only this machine can connect")
+    return ok("API keys", "none are needed: only this machine can connect")

@@ -58,5 +58,5 @@ def _show(reply: Mapping[str, Any]) -> None:
     count = len(reply["urls"])
     click.echo(f"{count} {'upstream' if count == 1 else 'upstreams'}, {_SOURCES[reply['source']]}")
     for row in reply["upstreams"]:
-        counts = f"{row['in_flight']} in flight, {row['failures']} failures"
+        counts = f"{row['in_flight']} in flight, {row['failures']} failures in a row"
         click.echo(f"{row['url']}  {row['state']}  {counts}")

@@ -111,12 +111,12 @@ class _Watch:
             # Visible once: without its upstream a start looks like any other, and samples just wait.
             level = logging.DEBUG if upstream in self._silent else logging.WARNING
             extra = {"upstream": upstream, "reason": str(error)}
-            log.log(level, "an upstream does not answer as vLLM does", extra=extra)
+            log.log(level, "an upstream does not work yet", extra=extra)
             self._silent.add(upstream)
             return None
         if upstream in self._silent:
             self._silent.remove(upstream)
-            log.info("an upstream answers now", extra={"upstream": upstream})
+            log.info("an upstream works now", extra={"upstream": upstream})
         return scales
 
     def _log_missing_models(self) -> None:

@@ -216,6 +216,7 @@ class Supervisor:
         self._fleet.drain_timeout_s = self.settings.drain_timeout_s
         self._fleet.roll_deadline_s = roll_deadline_s(self.settings)
         self._fleet.warm_spare = self.settings.warm_spare
+        log.info("the configuration was read again; the workers are replaced one slot at a time")
 
     # -- actions ------------------------------------------------------------------------------------------------
 

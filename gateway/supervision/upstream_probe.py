@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +12,7 @@ import orjson
 from shared.core.logprobs_check import AT_HALF, AT_ONE, PROBE_REQUEST_ID, logprobs_scale
 from shared.core.upstream_protocol import PROBE_BODY, UpstreamProtocol
 from shared.core.upstream_text import shown_words
+from shared.system_error import system_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -137,8 +137,7 @@ def _no_answer() -> Iterator[None]:
     try:
         yield
     except aiohttp.ClientConnectorError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error.os_error)
-        raise NoAnswer(f"cannot connect: {reason}") from None
+        raise NoAnswer(f"cannot connect: {system_reason(error.os_error)}") from None
     except (aiohttp.ClientError, TimeoutError) as error:
         raise NoAnswer(str(error) or "no answer in time") from None
 

@@ -20,6 +20,7 @@ from shared.core.errors import GatewayError, StoreRefused, StoreUnavailable
 from shared.redis import login
 from shared.redis.commands import Commands
 from shared.redis.link import CONNECT_TIMEOUT_S, Link
+from shared.system_error import system_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -299,7 +300,7 @@ async def _ask_seed(seed: RedisAddress) -> list[SlotRange]:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             connection = await login.dial(seed, "gateway-topology")
     except (OSError, TimeoutError) as error:
-        text = str(error) or "no answer"
+        text = system_reason(error) or "no answer"
         raise StoreUnavailable(f"Redis at {seed.shown} cannot be reached: {text}", maybe_done=False) from None
     try:
         reply = await connection.ask("CLUSTER", "SLOTS")

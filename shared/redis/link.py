@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shared.core.errors import GatewayError, StoreUnavailable
 from shared.redis.login import dial
+from shared.system_error import system_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,7 +157,7 @@ class Link:
                 address = await self._server.locate()
                 connection = await dial(address, self._name, self._on_push)
         except (OSError, TimeoutError) as error:
-            text = str(error) or "no answer"
+            text = system_reason(error) or "no answer"
             raise StoreUnavailable(
                 f"Redis at {self._server.shown} cannot be reached: {text}", maybe_done=False
             ) from None

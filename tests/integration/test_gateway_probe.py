@@ -176,7 +176,7 @@ async def test_a_model_that_no_upstream_lists_is_logged_once_when_all_have_answe
             await until(lambda: late.asked > 6)
     logged = [record for record in caplog.records if "lists" in record.message]
     assert [vars(record)["model"] for record in logged] == ["mine=c"]
-    answers = [record.message for record in caplog.records].index("an upstream answers now")
+    answers = [record.message for record in caplog.records].index("an upstream works now")
     assert caplog.records.index(logged[0]) > answers
 
 
@@ -257,7 +257,7 @@ async def test_an_upstream_that_comes_late_is_logged_once_and_again_when_it_is_t
         known: dict[str, bool | None] = {url: None}
         async with watching(known, pace=FAST):
             await until(lambda: known[url])
-    assert caplog.messages == ["an upstream does not answer as vLLM does", "an upstream answers now"]
+    assert caplog.messages == ["an upstream does not work yet", "an upstream works now"]
 
 
 async def test_one_that_was_right_is_asked_soon_while_it_is_silent() -> None:

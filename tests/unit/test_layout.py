@@ -65,6 +65,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         "gateway.machine",
         *_OPTIONS,
         "shared.clock",
+        "shared.system_error",
         "shared.wire.sdk.result",
         *_CORE,
     ),
@@ -82,7 +83,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "shared.wire.vllm": ("shared.wire.*", *_CORE),
     "shared.loop": (),
     "shared.http": ("shared.loop", "shared.config", *_CORE),
-    "shared.redis": ("shared.core.errors", "shared.clock"),
+    "shared.redis": ("shared.core.errors", "shared.clock", "shared.system_error"),
     "shared.store": ("shared.redis", "shared.clock", *_CORE),
 }
 # Module of ours -> the only ones that may import it.

@@ -64,6 +64,9 @@ class PublishedUpstreams:
         # Two calls may overlap, and the older answer may come second.
         if found is None or found == self._known or (self._known is not None and found.version < self._known.version):
             return
-        log.info("the published list of upstreams changed", extra={"upstreams": found.urls or "those of the flags"})
+        if found.urls:
+            log.info("the published list replaces the --upstream flags", extra={"upstreams": found.urls})
+        elif self._known is not None:
+            log.info("the published list is gone; the --upstream flags apply", extra={"upstreams": self._of_flags})
         self._known = found
         self._pool.replace(found.urls or self._of_flags)

@@ -225,7 +225,7 @@ def _log_state(upstream: Upstream, logged: _Logged, now_s: float) -> None:
     failures = upstream.failures_ever - logged.failures
     fields = {"upstream": upstream.url, "failures": failures, "error": upstream.last_failure}
     if fails:
-        log.warning("upstream fails, and is down between attempts", extra=fields)
+        log.warning("upstream is down: it gets no samples until it answers again", extra=fields)
     else:
-        log.info("upstream completes samples again", extra=fields)
+        log.info("upstream is up again", extra=fields)
     logged.at_s, logged.fails, logged.failures = now_s, fails, upstream.failures_ever

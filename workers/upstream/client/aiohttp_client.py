@@ -56,7 +56,9 @@ _ERRORS: Final = (aiohttp.ClientError, OSError, ValueError)
 def broken_by(error: BaseException) -> Broken:
     """Return what an exception of aiohttp means for an exchange."""
     kind = next((kind for known, kind in _BREAKS if isinstance(error, known)), BreakKind.NOT_HTTP)
-    return Broken(kind, str(error), getattr(error, "errno", None))
+    # What aiohttp adds for a connection that failed repeats the address.
+    text = str(error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error)
+    return Broken(kind, text, getattr(error, "errno", None))
 
 
 class AiohttpClient:

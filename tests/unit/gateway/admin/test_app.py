@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -165,14 +166,20 @@ class TestReadiness:
 
 class TestPage:
     @staticmethod
-    async def get(path: str) -> tuple[int, dict[str, str], str]:
-        """Without the admin key."""
+    async def get(path: str, key: bytes = b"", method: str = "GET") -> tuple[int, dict[str, str], str]:
+        """Send a request, without the admin key unless it is given."""
         sent: list[Any] = []
 
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "query_string": b"",
+            "headers": [(b"x-admin-key", key)],
+        }
         served = admin_app(None, "key")  # type: ignore[arg-type] # nothing is asked of the supervisor
         await served(scope, None, send)  # type: ignore[arg-type] # nor of the body
         headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
@@ -186,6 +193,17 @@ class TestPage:
         assert set(re.findall(r"https?://[^\s\"']+", body)) <= {"http://www.w3.org/2000/svg"}
         named = re.findall(r'(?:src|href)="([^"]+)"', body)
         assert all(f"/{name}" in page.PAGES or name == "data:," for name in named)
+
+    @pytest.mark.parametrize(
+        ("method", "path", "status", "detail"),
+        [("GET", "/nope", 404, "there is no such path"), ("POST", "/status", 405, "this method is not allowed here")],
+    )
+    async def test_a_refusal_has_the_form_of_every_other_error(
+        self, method: str, path: str, status: int, detail: str
+    ) -> None:
+        code, headers, body = await self.get(path, b"key", method)
+        assert (code, json.loads(body)) == (status, {"detail": detail})
+        assert ("allow" in headers) == (status == 405)
 
     async def test_what_it_shows_is_not(self) -> None:
         status, _, _ = await self.get("/status")

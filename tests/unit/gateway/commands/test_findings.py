@@ -33,12 +33,12 @@ def redis(**changes: Any) -> list[Finding]:
 @pytest.mark.parametrize(
     ("finding", "verdict", "part"),
     [
-        (c.file_descriptors(20_000), "ok", "20000 per process: about 19936 connections"),
+        (c.file_descriptors(20_000), "ok", "enough for about 19,936 client and upstream connections"),
         (c.file_descriptors(1024), "warning", "LimitNOFILE"),
         (c.backlog(50_000, 4096), "warning", "sysctl -w net.core.somaxconn=50000"),
-        (c.backlog(4096, 4096), "ok", "4096"),
+        (c.backlog(4096, 4096), "ok", "4,096"),
         (c.backlog(50_000, None), "ok", "does not report"),
-        (c.source_ip("10.0.0.1", None, 25_000), "ok", "25000 upstream connections"),
+        (c.source_ip("10.0.0.1", None, 25_000), "ok", "25,000 upstream connections"),
         (c.source_ip("10.0.0.1", "Cannot assign", 1), "failure", "ip address add 10.0.0.1/32"),
         (c.libraries([]), "ok", "uvloop"),
         (c.libraries(["uvloop"]), "failure", "uvloop cannot be imported"),
@@ -77,7 +77,7 @@ def test_findings(finding: Finding, verdict: str, part: str) -> None:
 
 
 def test_the_summary_counts_each_verdict() -> None:
-    assert c.summary([c.ok("a", ""), c.failure("b", "", ""), c.ok("c", "")]) == "2 ok, 0 warning, 1 failure"
+    assert c.summary([c.ok("a", ""), c.failure("b", "", ""), c.ok("c", "")]) == "2 ok, 0 warnings, 1 failure"
 
 
 BASE, ADAPTER = OfferedModel("m", 4096, None), OfferedModel("lora", None, "m")
@@ -123,11 +123,11 @@ def test_connections_are_shared_by_the_workers_of_an_address() -> None:
 def test_room_for_connections() -> None:
     few = c.connection_room(SETTINGS, PORTS)
     assert few.verdict is c.Verdict.WARNING
-    assert "25408 at once from ports 32768-60999" in few.detail
+    assert "25,408 at once, limited by ports 32768-60999" in few.detail
     assert c.connection_room(with_settings(max_in_flight=1000), PORTS).verdict is c.Verdict.OK
     fixed = c.connection_room(with_settings(max_connections=0), PORTS)
     assert fixed.verdict is c.Verdict.OK
-    assert "--max-connections none decides" in fixed.detail
+    assert "--max-connections is 0, no limit" in fixed.detail
 
 
 def test_a_wider_range_of_ports_leaves_ours_and_those_that_are_reserved_alone() -> None:
@@ -143,12 +143,13 @@ def test_too_few_descriptors_are_what_is_to_be_raised() -> None:
     enough_ports = with_settings(max_in_flight=4000)
     few = c.connection_room(enough_ports, PORTS, 1024)
     assert few.verdict is c.Verdict.WARNING
-    assert few.detail.startswith("1024 at once, by 1024 file descriptors per process, for at most 8000 samples")
-    assert "ulimit -Hn, LimitNOFILE=" in few.advice
+    assert few.detail.startswith("1,024 at once, limited by 1,024 file descriptors per process, for up to 8,000")
+    assert "ulimit -Hn; LimitNOFILE=" in few.advice
     assert "source-ips" not in few.advice
     assert c.connection_room(enough_ports, PORTS, 8000).verdict is c.Verdict.OK
     both = c.connection_room(SETTINGS, PORTS, 1024).advice
-    assert "LimitNOFILE=" in both and "--source-ips" in both
+    files, ports = both.splitlines()
+    assert "LimitNOFILE=" in files and "--source-ips" in ports
     ports_only = c.connection_room(SETTINGS, PORTS, 1 << 20).advice
     assert "LimitNOFILE=" not in ports_only and "--source-ips" in ports_only
 

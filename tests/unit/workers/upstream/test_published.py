@@ -76,6 +76,23 @@ async def test_an_empty_list_hands_back_to_the_flags(bench: Bench) -> None:
     assert bench.pool.lists == [("http://published",), FLAGS]
 
 
+async def test_the_log_says_which_list_applies_and_nothing_to_a_worker_that_starts_with_the_flags(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "workers.upstream.published")
+    await bench.publish(1)
+    await bench.published.sync()
+    assert caplog.messages == []
+    await bench.publish(2, "http://published")
+    await bench.published.sync()
+    await bench.publish(3)
+    await bench.published.sync()
+    assert caplog.messages == [
+        "the published list replaces the --upstream flags",
+        "the published list is gone; the --upstream flags apply",
+    ]
+
+
 async def test_an_answer_that_is_older_than_what_is_known_changes_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from workers.upstream.upstream import Upstream, UpstreamLog
 
-FAILS, BACK = "upstream fails, and is down between attempts", "upstream completes samples again"
+FAILS, BACK = "upstream is down: it gets no samples until it answers again", "upstream is up again"
 
 
 class Watched:
