@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -54,8 +53,9 @@ def demo(samples: int, workers: int, seed: int) -> int:
         print_start_error(error)
         return 3
     print_report(report, console)
-    # Started by scripts/gateway, the command is not on the path.
-    command = "gateway" if shutil.which("gateway") else os.path.relpath(sys.argv[0])
+    # In a checkout the command is not on the path, and the documents name the script.
+    script = Path(__file__).parents[2] / "scripts" / "gateway"
+    command = os.path.relpath(script) if script.exists() else "gateway"
     console.print(f"Try next:  {command} --upstream http://YOUR-VLLM:8000", style="dim", highlight=False)
     console.print(f"           {command} bench --preset burst", style="dim", highlight=False)
     return exit_code(report)

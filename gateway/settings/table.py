@@ -390,7 +390,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         values.text,
         "PATH",
         "Directory for sockets, the pid file and the embedded Redis, made private (0700). Each gateway needs its own.",
-        "under $XDG_RUNTIME_DIR",
+        "a new one under $XDG_RUNTIME_DIR, or else under /tmp",
     ),
 )
 

@@ -67,6 +67,7 @@ async def test_the_demo_gets_every_sample_right_and_leaves_nothing(temporary_dir
     assert re.search(r"workers +2 processes, .* s CPU, .* ms per sample", output)
     assert "127.0.2.1" in output and "127.0.2.2" in output
     assert "OK: nothing lost, nothing wrong, nothing executed twice" in output
+    assert "scripts/gateway bench --preset burst" in output  # as the documents write it
     gone(temporary_directory)
 
 
