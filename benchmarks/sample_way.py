@@ -151,7 +151,7 @@ class Way:
     async def sample(self, number: int) -> None:
         """Submit a sample and poll for it, as the routes do."""
         parts, of = self._parts, self._session
-        await parts.sessions.require_alive(of.session_id)
+        await parts.sessions.require_alive(of.session_id, ANONYMOUS)
         await self._dispatcher.submit(of, number, self._spec, TARGET, ANONYMOUS)
         parts.sessions.note(of.session_id)
         connection = Connection()

@@ -72,7 +72,7 @@ class AppBench(WorkerBench):
 
     def __init__(self, server: MemoryServer | None = None, owner: str = OWNER, **settings: Any) -> None:
         super().__init__(server, owner, **settings)
-        self.sessions = Sessions(self.store, self.clock)
+        self.sessions = Sessions(self.store, self.clock, self.settings.session_timeout_s)
         self.upstream = FakeUpstream()
         catalogue = Catalogue((), self.settings.lora_name_template, self.settings.lora_path)
         self.pool = UpstreamPool(

@@ -6,7 +6,7 @@ import asyncio
 from random import Random
 from typing import TYPE_CHECKING
 
-from shared.core.callers import Keyring
+from shared.core.callers import ANONYMOUS, Keyring
 from tests.worker_bench import OWNER, SESSION_ID, WorkerBench, openai_of
 from workers.duties.duties import Housekeeping
 from workers.duties.lease import STANDARD_PACE, DutyPace
@@ -51,7 +51,7 @@ class Bench(WorkerBench):
         self, server: MemoryServer | None = None, owner: str = OWNER, duty_pace: DutyPace = STANDARD_PACE
     ) -> None:
         super().__init__(server, owner, lease_s=30.0, session_timeout_s=300.0)
-        self.sessions = Sessions(self.store, self.clock)
+        self.sessions = Sessions(self.store, self.clock, self.settings.session_timeout_s)
         self.pool = FakePool()
         self.published = PublishedUpstreams(self.store, self.pool, ("http://flag",))  # type: ignore[arg-type] # as below
         parts = WorkerParts(
@@ -91,5 +91,5 @@ class Bench(WorkerBench):
 
     async def alive(self, seq_id: int = 1) -> None:
         """A running sample of a session that has shown a sign of life."""
-        await self.sessions.require_alive(SESSION_ID)
+        await self.sessions.require_alive(SESSION_ID, ANONYMOUS)
         await self.started(seq_id)

@@ -109,7 +109,7 @@ def build_parts(
         dispatcher=dispatcher,
         executor=executor,
         waiters=waiters,
-        sessions=Sessions(store, clock),
+        sessions=Sessions(store, clock, settings.session_timeout_s),
         pool=pool,
         published=PublishedUpstreams(store, pool, settings.upstreams),
         adapters=adapters,

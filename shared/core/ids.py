@@ -4,6 +4,7 @@ A session that Redis lost is rebuilt from its id, on any worker of any host, whe
 caller. So an id carries everything that a worker must know:
 
     session            gws-<random 16 bytes + tag 8 bytes>
+    lone session       gwo-<random 16 bytes>, of a sample without a session; only inside the id of a sampling session
     sampling session   gwss-<key 16 bytes + tag 8 bytes>.<session id>.<model>
     sample (future)    <sampling session>:<seq_id>
     sequence           <key>:<seq_id>:<index>
@@ -34,6 +35,7 @@ MAX_ID_CHARS: Final = 1024
 
 _SESSION: Final = re.compile(r"gws-([A-Za-z0-9_-]{32})")
 _SAMPLING: Final = re.compile(r"gwss-([A-Za-z0-9_-]{32})\.([A-Za-z0-9_~-]+)\.([bp])([A-Za-z0-9_-]*)")
+_LONE: Final = "gwo-"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
 _SEQ_CHARS: Final = 19
 
@@ -53,6 +55,15 @@ def owner_tag(secret: bytes) -> str:
 def new_session_id(random_bytes: bytes, secret: bytes) -> str:
     """Make a session id of 16 random bytes."""
     return "gws-" + _b64(random_bytes + _tag(secret, b"session", random_bytes))
+
+
+def lone_session_id(random_bytes: bytes) -> str:
+    """Make the id that stands for the session of a sample that has none. No client ever names it by itself."""
+    return _LONE + _b64(random_bytes)
+
+
+def is_lone(session_id: str) -> bool:
+    return session_id.startswith(_LONE)
 
 
 def owns_session(session_id: str, secret: bytes) -> bool:

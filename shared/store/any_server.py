@@ -43,8 +43,6 @@ BULK_FROM_BYTES: Final = 256 * 1024
 # then read whole and not continued, since the record may change between two reads.
 _FIRST_LOOK_BYTES: Final = 32 * 1024
 _EPOCHS: Final = 2**21
-# Renewed with every session of the key.
-_SESSIONS_OF_KEY_TTL_MS: Final = 24 * 3600 * 1000
 # Renewed by every read; it ends some time after the gateway has stopped.
 _ROLL_TTL_MS: Final = 24 * 3600 * 1000
 # Four leases of the default length: longer than any worker goes without looking into its inbox.
@@ -155,7 +153,7 @@ class AnyServerStore:
     async def enter_session(self, owner_tag: str, session_id: str) -> None:
         name = self._keys.sessions_of(owner_tag)
         await self._commands.call("SADD", name, session_id)
-        self._commands.post("PEXPIRE", name, _SESSIONS_OF_KEY_TTL_MS)
+        self._commands.post("PEXPIRE", name, self._session_ttl_ms)
 
     async def drop_sessions(self, owner_tag: str, session_ids: Sequence[str]) -> None:
         if session_ids:

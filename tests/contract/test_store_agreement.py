@@ -44,7 +44,7 @@ async def test_a_finished_session_stays_finished(bench: Bench) -> None:
 
 
 async def test_a_session_is_kept_as_long_as_the_store_was_told(bench: Bench) -> None:
-    """A finished one too, and the client numbers of its sampling sessions."""
+    """A finished one too, the list of a key's sessions, and the client numbers of their sampling sessions."""
     if bench.redis is None:
         pytest.skip("the store in memory keeps sessions for ever")
     store = await bench.store(ALICE)
@@ -52,8 +52,10 @@ async def test_a_session_is_kept_as_long_as_the_store_was_told(bench: Bench) -> 
     assert await bench.ttl_s("gw:n:s") == pytest.approx(SESSION_TTL_S, abs=5)
     await store.finish_session("f", 1000)
     assert await bench.ttl_s("gw:n:f") == pytest.approx(SESSION_TTL_S, abs=5)
+    await store.enter_session("key-1", "s")
     await store.reserve_clone("session", 7)
     await store.touch_session("s", 1001)
+    assert await bench.ttl_s("gw:m:key-1") == pytest.approx(SESSION_TTL_S, abs=5)
     assert await bench.ttl_s("gw:c:{session}") == pytest.approx(SESSION_TTL_S, abs=5)
 
 

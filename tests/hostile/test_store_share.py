@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from shared.config import Settings
 from shared.core import ids
+from shared.core.callers import KeyLimits
 from shared.core.lifecycle import State
 from shared.core.model import SampleKey
 from shared.core.record import Claim
 from tests.app_bench import KEY_A, KEY_B, KEYS, AppBench, opened, request_id, session_of, settled
-from tests.worker_bench import OTHER_OWNER, SESSION_ID
+from tests.worker_bench import OTHER_OWNER, SESSION_ID, session
 from workers.samples.expiry import UnfetchedResults
 from workers.samples.live import Ending
 from workers.samples.store_share import pack, unpack
@@ -44,7 +46,7 @@ async def test_a_full_store_takes_nothing_new(bench: AppBench) -> None:
     assert all("the result store is full" in answered.json["detail"] for answered in answers[:2])
     assert not bench.server.samples
     await bench.housekeeping.tend_store()
-    assert list(bench.server.sessions) in ([], [SESSION_ID]), "only a session of a known id shows signs of life"
+    assert not bench.server.sessions
 
 
 async def test_a_full_store_serves_heartbeats_polls_and_acknowledgements(bench: AppBench) -> None:
@@ -151,3 +153,66 @@ def test_a_report_that_nobody_wrote_is_read_as_far_as_it_goes() -> None:
 def test_what_is_known_of_a_session_outlives_it_and_its_results() -> None:
     assert Settings(session_timeout_s=300, undelivered_ttl_s=3600).session_ttl_s == 3900
     assert Settings(session_timeout_s=7200, undelivered_ttl_s=3600).session_ttl_s == 7500
+
+
+# -- sessions ------------------------------------------------------------------------------------------------------
+
+LIMITED = (replace(KEYS[0], limits=KeyLimits(max_sessions=1)), KEYS[1])
+
+
+async def test_a_session_is_counted_by_whatever_route_it_is_first_seen() -> None:
+    """Ids that the gateway made but that nobody opened: samplers, samples and heartbeats count like a creation."""
+    async with opened(api_keys=LIMITED) as bench:
+        assert (await bench.post("/create_session", {}, key=KEY_A)).status == 200
+        made_up = ids.new_session_id(bytes(range(16)), SECRET_A)
+        sampler = {"session_id": made_up, "sampling_session_seq_id": 0, "base_model": "sim/tiny"}
+        answers = [
+            await bench.post("/session_heartbeat", {"session_id": made_up}, key=KEY_A),
+            await bench.post("/create_sampling_session", sampler, key=KEY_A),
+            await bench.asample(of=session(0, made_up, SECRET_A), key=KEY_A),
+        ]
+        assert [answered.status for answered in answers] == [429] * 3
+        assert all("(max-sessions)" in answered.json["detail"] for answered in answers)
+        await bench.housekeeping.tend_store()
+        assert made_up not in bench.server.sessions
+
+
+async def test_a_session_that_fell_silent_is_counted_again() -> None:
+    """Its place may have been taken; a poll does not take it back."""
+    async with opened(api_keys=LIMITED, poll_timeout_s=0.01) as bench:
+        first = (await bench.post("/create_session", {}, key=KEY_A)).json["session_id"]
+        bench.clock.advance(301)
+        await bench.renew_lease()
+        second = (await bench.post("/create_session", {}, key=KEY_A)).json["session_id"]
+        for _ in range(2):
+            assert (await bench.post("/session_heartbeat", {"session_id": first}, key=KEY_A)).status == 429
+            await bench.retrieve(request_id(1, session(0, first, SECRET_A)), key=KEY_A)
+            await bench.housekeeping.tend_store()
+        assert (await bench.asample(of=session(0, first, SECRET_A), key=KEY_A)).status == 429
+        assert (await bench.post("/session_heartbeat", {"session_id": second}, key=KEY_A)).status == 200
+
+
+async def test_a_sample_without_a_session_makes_no_record_of_one() -> None:
+    """It counts against max-in-flight only; nor do its polls leave a record."""
+    async with opened(api_keys=LIMITED, poll_timeout_s=0.01) as bench:
+        lone: dict[str, Any] = {"sampling_session_id": None, "seq_id": None, "base_model": "sim/tiny"}
+        promised = [await bench.asample(key=KEY_A, **lone) for _ in range(3)]
+        assert [answered.status for answered in promised] == [200] * 3
+        for answered in promised:
+            await bench.retrieve(answered.json["request_id"], key=KEY_A)
+            of = answered.json["request_id"].partition(":")[0]
+            assert (await bench.asample(2, sampling_session_id=of, key=KEY_A)).status == 200
+        await bench.housekeeping.tend_store()
+        assert not bench.server.sessions
+        assert not bench.server.sessions_of[ids.owner_tag(SECRET_A)]
+
+
+async def test_a_full_store_still_admits_a_session_that_it_knows(bench: AppBench) -> None:
+    """A worker that sees it for the first time serves its heartbeats."""
+    assert (await bench.post("/session_heartbeat", {"session_id": SESSION_ID})).status == 200
+    other = await AppBench(bench.server, OTHER_OWNER).open()
+    bench.server.is_full = True
+    bench.clock.advance(5)
+    assert (await other.post("/session_heartbeat", {"session_id": SESSION_ID})).status == 200
+    assert bench.server.sessions[SESSION_ID].seen_ms == bench.clock.wall_ms()
+    await other.close()

@@ -52,7 +52,8 @@ async def retrieve_future(parts: WorkerParts, request: Request) -> Reply | Strea
         return await training.retrieve_future(parts, parts.trainer, request, call)
     session, key = _find(parts, call.request_id, request.caller)
     parts.counters.polls += 1
-    parts.sessions.note(session.session_id)
+    if not ids.is_lone(session.session_id):
+        parts.sessions.note(session.session_id)
     outcome = await _await_record(parts, request, key)
     if isinstance(outcome, Wake):
         return await _try_again(parts, call.request_id, key, outcome)
@@ -179,7 +180,8 @@ async def retrieve_futures(parts: WorkerParts, request: Request) -> Reply:
     if session is None:
         await _hold(parts, request, hold_s)
         return replies.ok(calls.completions((), call.prev_cursor))
-    parts.sessions.note(session.session_id)
+    if not ids.is_lone(session.session_id):
+        parts.sessions.note(session.session_id)
     await parts.long_work.run(_acknowledge(parts, session, call.retrieved_request_ids), request.caller.digest)
     # SDK 0.36 sends its last acknowledgements in a full long poll with nothing pending: it must not be held.
     page = await _await_page(parts, request, session, call, 0.0 if call.retrieved_request_ids else hold_s)

@@ -38,7 +38,8 @@ async def asample(parts: WorkerParts, request: Request) -> Reply:
     refusal = refuse_request(call.spec.num_samples, max_tokens, request.caller.limits.max_request_tokens)
     if refusal is not None:
         raise Forbidden(refusal)
-    await parts.sessions.require_alive(session.session_id)
+    if not ids.is_lone(session.session_id):
+        await parts.sessions.require_alive(session.session_id, request.caller)
     sample = await parts.dispatcher.submit(session, seq_id, spec, target, request.caller, request.trace)
     return replies.ok(calls.promise(sample.request_id, ids.sequence_ids(sample.key, spec.num_samples)))
 
@@ -63,7 +64,7 @@ def _session_of(parts: WorkerParts, call: calls.SampleCall, caller: Caller) -> S
         return parts.sessions.get(call.sampling_session_id, caller)
     # Without a sampling session every submission is a sample of its own, under a random id.
     random = parts.random_bytes(ids.RANDOM_BYTES)
-    session_id = ids.new_session_id(random, caller.secret)
+    session_id = ids.lone_session_id(random)
     return ids.sampling_session(session_id, random, ModelRef(call.base_model, call.model_path), caller.secret)
 
 
@@ -74,7 +75,9 @@ async def create_sampling_session(parts: WorkerParts, request: Request) -> Reply
     model = ModelRef(call.base_model, call.model_path)
     base_model = await _base_model(parts, request, model)
     await parts.adapters.bind(model, base_model)
-    await parts.sessions.require_room(session_id)
+    if session_id != call.session_id:
+        await training.require_session(parts, request, call.session_id, session_id)
+    await parts.sessions.require_room(session_id, request.caller)
     number = call.sampling_session_seq_id
     ordinal = str(number).encode() if number is not None else parts.random_bytes(ids.RANDOM_BYTES)
     session = ids.sampling_session(session_id, ordinal, model, request.caller.secret)

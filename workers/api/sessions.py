@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from shared.core import ids
-from shared.core.errors import SessionFinished, StoreError
+from shared.core.errors import SessionFinished, StoreError, StoreFull
 from shared.wire.sdk import calls
 from workers.api import replies, training
 from workers.samples.messages import finish_message
@@ -37,7 +37,8 @@ async def create_session(parts: WorkerParts, request: Request) -> Reply | Stream
     if parts.trainer is not None:
         return await training.create_session(parts, request, parts.trainer)
     session_id = ids.new_session_id(parts.random_bytes(ids.RANDOM_BYTES), request.caller.secret)
-    await parts.sessions.open(session_id, request.caller, parts.live.settings.session_timeout_s)
+    await parts.sessions.admit(session_id, request.caller)
+    parts.sessions.note(session_id)
     return replies.ok(calls.session(session_id))
 
 
@@ -45,16 +46,28 @@ async def session_heartbeat(parts: WorkerParts, request: Request) -> Reply | Str
     """Keep a session alive. Only a finished one gets 410: a heartbeat revives a session that the store lost."""
     named = calls.decode_body(calls.Heartbeat, request.body).session_id
     session_id = training.session_name(parts, named, request)
-    parts.sessions.note(session_id)
+    agreed = None
+    if session_id != named and not parts.sessions.is_admitted(session_id):
+        # Anybody can make up an id: only the training server knows whether there is such a session.
+        agreed = await training.heartbeat(parts, request)
+        if not agreed.is_success:
+            return training.passed_back(agreed)
+    alive = True
     try:
         async with asyncio.timeout(_HEARTBEAT_STORE_S):
+            await parts.sessions.require_alive(session_id, request.caller)
             alive = await parts.sessions.touch(session_id)
+    except StoreFull:
+        # There is no room for a session that the store does not know; the next heartbeat tries again.
+        pass
     except (StoreError, TimeoutError):
-        # Noted above: it is written down when the store is back, and time without it does not count.
-        alive = True
+        # It is written down when the store is back, and time without it does not count.
+        parts.sessions.note(session_id)
     if not alive:
         raise SessionFinished("this session was finished")
-    return replies.ok() if session_id == named else await training.heartbeat(parts, request)
+    if session_id == named:
+        return replies.ok()
+    return training.passed_back(agreed or await training.heartbeat(parts, request))
 
 
 async def finish_session(parts: WorkerParts, request: Request) -> Reply | Streamed:
@@ -62,11 +75,18 @@ async def finish_session(parts: WorkerParts, request: Request) -> Reply | Stream
     named = request.path["session_id"]
     session_id = training.session_name(parts, named, request)
     calls.decode_finish(request.body)
+    agreed = None
+    if session_id != named and not parts.sessions.is_admitted(session_id):
+        agreed = await training.finish(parts, request)
+        if not agreed.is_success:
+            return training.passed_back(agreed)
     if await parts.store.finish_session(session_id, parts.clock.wall_ms()):
         await parts.store.broadcast(finish_message(session_id))
     parts.sessions.mark_finished(session_id)
     parts.dispatcher.end_session(session_id)
-    return replies.ok() if session_id == named else await training.finish(parts, request)
+    if session_id == named:
+        return replies.ok()
+    return training.passed_back(agreed or await training.finish(parts, request))
 
 
 async def telemetry(parts: WorkerParts, request: Request) -> Reply:

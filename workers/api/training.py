@@ -73,23 +73,41 @@ def session_name(parts: WorkerParts, session_id: str, request: Request) -> str:
 
 async def create_session(parts: WorkerParts, request: Request, trainer: TrainingServer) -> Streamed:
     """Make a session there and enter it here. Once it is made nothing may refuse it: it would be made again."""
-    await parts.sessions.require_quota(request.caller, parts.live.settings.session_timeout_s)
+    await parts.sessions.require_quota(request.caller)
     reply = await _ask(parts, request, trainer.whole(request))
     if reply.is_success:
         session_id = wire.session_id_of(reply.body)
         if session_id is None:
             raise UpstreamBroke("the training server's reply to create_session has no session_id that can be used")
-        with suppress(StoreError):
-            await parts.sessions.enter(session_name(parts, session_id, request), request.caller)
-    return _passed_back(reply)
+        with suppress(StoreError, Overloaded):
+            name = session_name(parts, session_id, request)
+            await parts.sessions.admit(name, request.caller)
+            parts.sessions.note(name)
+    return passed_back(reply)
 
 
-async def heartbeat(parts: WorkerParts, request: Request) -> Streamed:
-    return _passed_back(await _ask(parts, request, trainer_of(parts).whole(request), _HEARTBEAT_S))
+async def heartbeat(parts: WorkerParts, request: Request) -> TrainerReply:
+    return await _ask(parts, request, trainer_of(parts).whole(request), _HEARTBEAT_S)
 
 
-async def finish(parts: WorkerParts, request: Request) -> Streamed:
-    return _passed_back(await _ask(parts, request, trainer_of(parts).whole(request)))
+async def finish(parts: WorkerParts, request: Request) -> TrainerReply:
+    return await _ask(parts, request, trainer_of(parts).whole(request))
+
+
+async def require_session(parts: WorkerParts, request: Request, session_id: str, name: str) -> None:
+    """Ask the training server for a session that no worker has seen yet: anybody can make up an id.
+
+    `name`: its name here. Raise `NotFound` if there is none, and `Overloaded` if the server does not say.
+    """
+    if parts.sessions.is_admitted(name) or await parts.sessions.is_recorded(name):
+        return
+    try:
+        reply = await _ask(parts, request, trainer_of(parts).alive(request, session_id), _HEARTBEAT_S)
+        _require_calm(reply.status)
+    except _TROUBLE as error:
+        raise Overloaded("trainer", str(error)) from None
+    if not reply.is_success:
+        raise NotFound("the training server knows no such session")
 
 
 async def base_model_of(parts: WorkerParts, request: Request, path: str) -> str | None:
@@ -110,10 +128,10 @@ async def save_weights_for_sampler(parts: WorkerParts, request: Request) -> Stre
     reply = await _ask(parts, request, trainer.whole(request))
     promised = wire.promised_id(reply.body) if reply.is_success else None
     if promised is None or not trainer_ids.is_usable(promised) or not trainer_ids.is_usable(session_id):
-        return _passed_back(reply)
+        return passed_back(reply)
     future = TrainerFuture(promised, session_name(parts, session_id, request))
     wrapped = trainer_ids.wrap_future(future, request.caller.secret)
-    return _passed_back(reply, wire.replaced(reply.body, "request_id", wrapped))
+    return passed_back(reply, wire.replaced(reply.body, "request_id", wrapped))
 
 
 async def retrieve_future(
@@ -126,7 +144,8 @@ async def retrieve_future(
     future = trainer_ids.unwrap_future(call.request_id, request.caller.secret)
     if future is None:
         raise NotFound("there is no such request")
-    parts.sessions.note(future.session)
+    if parts.sessions.is_admitted(future.session):
+        parts.sessions.note(future.session)
     return await _poll_saved(parts, request, call, future)
 
 
@@ -174,13 +193,13 @@ async def _learned(
     """Return the result, with an id of the gateway for a sampling session that the trainer made."""
     result = wire.saved(reply.body) if reply.status == 200 else None
     if result is None or result.sampling_session_id is None:
-        return _passed_back(reply)
+        return passed_back(reply)
     path = result.path or await _path_of(request, trainer, result.sampling_session_id)
     if path is None or not path.startswith("tinker://"):
         reason = "the training server does not report which weights its new sampling session samples from"
         return replies.ok(calls.failure_body(Failure(reason, Category.SERVER)))
     born = trainer_ids.born_session(future.session, result.sampling_session_id, path, request.caller.secret)
-    return _passed_back(reply, wire.replaced(reply.body, "sampling_session_id", born.sampling_session_id))
+    return passed_back(reply, wire.replaced(reply.body, "sampling_session_id", born.sampling_session_id))
 
 
 async def _path_of(request: Request, trainer: TrainingServer, sampler_id: str) -> str | None:
@@ -217,7 +236,7 @@ async def _ask(
         raise
 
 
-def _passed_back(reply: TrainerReply, body: bytes | None = None) -> Streamed:
+def passed_back(reply: TrainerReply, body: bytes | None = None) -> Streamed:
     """Return the trainer's answer as the reply, with another body if one is given."""
 
     async def run(send: Send) -> None:

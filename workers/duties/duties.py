@@ -105,9 +105,9 @@ class Housekeeping:
         await self._write_signs_of_life()
         await self._end_dead_sessions()
         await self._count_expiring()
+        await self._reap_lapsed()
         if (quota := self._parts.dispatcher.quota).key_usage.shared:
             await quota.store_share.update(self._parts.store, self._owner, self._lease_s)
-        await self._reap_lapsed()
 
     def on_control(self, message: bytes) -> None:
         """Do what a message from another worker asks for."""

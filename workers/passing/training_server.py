@@ -106,6 +106,12 @@ class TrainingServer:
         headers = self._headers(request, b"content-length", b"content-encoding", b"accept-encoding")
         return Outgoing("POST", target, headers, msgspec.json.encode({"tinker_path": path}))
 
+    def alive(self, request: Request, session_id: str) -> Outgoing:
+        """Ask, in the name of the client, whether there is such a session, by a sign of its life."""
+        target = URL(f"{self._base_url}/api/v1/session_heartbeat", encoded=True)
+        headers = self._headers(request, b"content-length", b"content-encoding", b"accept-encoding")
+        return Outgoing("POST", target, headers, msgspec.json.encode({"session_id": session_id}))
+
     def _target(self, request: Request) -> URL:
         scope = request.scope()
         path, query = scope["raw_path"], scope["query_string"]

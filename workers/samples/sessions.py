@@ -7,13 +7,14 @@ which writes the signs of life that were noted in between.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from shared.core import ids
 from shared.core.admission import refuse_session
-from shared.core.errors import NotFound, Overloaded, SessionFinished
+from shared.core.errors import NotFound, Overloaded, SessionFinished, StoreFull
 from shared.store.contract import SessionState
 
 if TYPE_CHECKING:
@@ -28,22 +29,24 @@ if TYPE_CHECKING:
 _PARSED_MAX: Final = 20_000
 # A session that nobody has used for this long is looked up again, which bounds the cache.
 _FORGET_AFTER_S: Final = 600.0
+_FINISHED: Final = "this session was finished"
 
 
 @dataclass(slots=True)
 class _Known:
     used_s: float
-    looked_up: bool = False
+    admitted_until_s: float = 0.0
     finished: bool = False
 
 
 class Sessions:
     """The sampling sessions and client sessions that this worker has seen."""
 
-    def __init__(self, store: Store, clock: Clock, parsed_max: int = _PARSED_MAX) -> None:
+    def __init__(self, store: Store, clock: Clock, timeout_s: float, parsed_max: int = _PARSED_MAX) -> None:
         self._store = store
         self._parsed_max = parsed_max
         self._clock = clock
+        self._timeout_s = timeout_s
         self._parsed: OrderedDict[tuple[str, bytes], SamplingSession] = OrderedDict()
         # Those unused for longest come first, so that forgetting looks at no others.
         self._known: OrderedDict[str, _Known] = OrderedDict()
@@ -72,44 +75,67 @@ class Sessions:
             raise NotFound("there is no such sampling session")
         return session
 
-    async def open(self, session_id: str, caller: Caller, timeout_s: float) -> None:
-        """Begin a session of the caller, if its key may have one more at a time, counted over all hosts.
+    def is_admitted(self, session_id: str) -> bool:
+        """Return whether the session may be used here without counting it again."""
+        known = self._known.get(session_id)
+        return known is not None and self._clock.monotonic_s() < known.admitted_until_s
 
-        Sessions that were finished, or gave no sign of life for `timeout_s`, do not count. Raise `Overloaded`,
-        `StoreError`; a full store raises `StoreFull`.
+    async def is_recorded(self, session_id: str) -> bool:
+        """Return whether any worker has admitted the session. Raise `StoreError`."""
+        return (await self._store.session_infos([session_id]))[0].state is not SessionState.UNKNOWN
+
+    async def admit(self, session_id: str, caller: Caller) -> None:
+        """Count a session against its key's `max-sessions`, over all hosts, and record it.
+
+        Sessions that were finished, or gave no sign of life for the session timeout, do not count. What is refused
+        leaves no record. Raise `Overloaded`, `SessionFinished` and `StoreError`; a full store raises `StoreFull` unless
+        the session is known there.
         """
-        await self.require_room(session_id)
-        if caller.limits.max_sessions is None:
-            return
-        # Entered before it is counted, so that two that race for the last place see each other.
-        tag = ids.owner_tag(caller.secret)
-        await self._store.enter_session(tag, session_id)
-        others = await self._living_others(tag, session_id, timeout_s)
-        if rejection := refuse_session(others, caller.limits.max_sessions):
-            await self._store.drop_sessions(tag, [session_id])
-            raise Overloaded(rejection.reason, rejection.message)
+        limit, tag = caller.limits.max_sessions, ids.owner_tag(caller.secret)
+        is_counted = limit is None or session_id in await self._store.sessions_of(tag)
+        if not is_counted:
+            [info] = await self._store.session_infos([session_id])
+            if info.state is SessionState.FINISHED:
+                self.mark_finished(session_id)
+                raise SessionFinished(_FINISHED)
+            await self._require_quota(tag, session_id, limit)
+        await self._record(session_id)
+        if limit is not None:
+            await self._store.enter_session(tag, session_id)
+        if not is_counted:
+            # Entered before it is counted again, so that two that race for the last place see each other.
+            try:
+                await self._require_quota(tag, session_id, limit)
+            except Overloaded:
+                await self._store.drop_sessions(tag, [session_id])
+                raise
+        # A limited one is counted again after a while, since it may have been dropped meanwhile, or lost by the store.
+        for_s = self._timeout_s if limit is not None else math.inf
+        self._of(session_id).admitted_until_s = self._clock.monotonic_s() + for_s
 
-    async def require_quota(self, caller: Caller, timeout_s: float) -> None:
-        """Check that the caller may open a session that another server is about to make. Raise as `open` does.
+    async def _record(self, session_id: str) -> None:
+        try:
+            await self.touch(session_id, needs_room=True)
+        except StoreFull:
+            if not await self.is_recorded(session_id):
+                raise
+            await self.touch(session_id)
+
+    async def require_quota(self, caller: Caller) -> None:
+        """Check that the caller may open a session that another server is about to make. Raise as `admit` does.
 
         If several race for the last place, all get in: what that server has made cannot be taken back.
         """
-        if caller.limits.max_sessions is not None:
-            others = await self._living_others(ids.owner_tag(caller.secret), "", timeout_s)
-            if rejection := refuse_session(others, caller.limits.max_sessions):
-                raise Overloaded(rejection.reason, rejection.message)
+        await self._require_quota(ids.owner_tag(caller.secret), "", caller.limits.max_sessions)
 
-    async def enter(self, session_id: str, caller: Caller) -> None:
-        """Begin a session that another server has made. Raise `StoreError` if it could not be recorded."""
-        await self.touch(session_id, needs_room=True)
-        self.note(session_id)
-        if caller.limits.max_sessions is not None:
-            await self._store.enter_session(ids.owner_tag(caller.secret), session_id)
+    async def _require_quota(self, tag: str, session_id: str, limit: int | None) -> None:
+        if limit is not None and (rejection := refuse_session(await self._living_others(tag, session_id), limit)):
+            raise Overloaded(rejection.reason, rejection.message)
 
-    async def _living_others(self, tag: str, session_id: str, timeout_s: float) -> int:
+    async def _living_others(self, tag: str, session_id: str) -> int:
         names = [name for name in await self._store.sessions_of(tag) if name != session_id]
         infos = await self._store.session_infos(names)
-        since_ms = self._clock.wall_ms() - timeout_s * 1000
+        since_ms = self._clock.wall_ms() - self._timeout_s * 1000
         over = [
             name
             for name, info in zip(names, infos, strict=True)
@@ -118,26 +144,22 @@ class Sessions:
         await self._store.drop_sessions(tag, over)
         return len(names) - len(over)
 
-    async def require_alive(self, session_id: str) -> None:
-        """Note a sign of life of a session that is about to submit.
+    async def require_alive(self, session_id: str, caller: Caller) -> None:
+        """Note a sign of life of a session that is about to submit, and admit it if it is new here.
 
-        Raise `SessionFinished`; raise `StoreError` if this worker sees the session for the first time and the store
-        does not answer.
+        Raise `SessionFinished`; raise as `admit` if this worker sees the session for the first time, or again after a
+        while.
         """
-        known = self.note(session_id)
-        if not known.looked_up:
-            await self.touch(session_id)
-        if known.finished:
-            raise SessionFinished("this session was finished")
-
-    async def require_room(self, session_id: str) -> None:
-        """Note a sign of life of a session that is new, or is about to have something new. Raise as `require_alive`.
-
-        A full store raises `StoreFull`.
-        """
-        await self.touch(session_id, needs_room=True)
+        if not self.is_admitted(session_id):
+            await self.admit(session_id, caller)
         if self.note(session_id).finished:
-            raise SessionFinished("this session was finished")
+            raise SessionFinished(_FINISHED)
+
+    async def require_room(self, session_id: str, caller: Caller) -> None:
+        """Do as `require_alive` for a session that is about to have something new. A full store raises `StoreFull`."""
+        await self.require_alive(session_id, caller)
+        if not await self.touch(session_id, needs_room=True):
+            raise SessionFinished(_FINISHED)
 
     def note(self, session_id: str) -> _Known:
         """Note a sign of life that needs no answer, such as a poll."""
@@ -159,7 +181,6 @@ class Sessions:
     def learn(self, session_id: str, info: SessionInfo) -> None:
         """Record what the store says about a session. Finished is final."""
         known = self._of(session_id)
-        known.looked_up = True
         known.finished = known.finished or info.state is SessionState.FINISHED
 
     def mark_finished(self, session_id: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from shared.core import ids
 from shared.core.admission import StoreLoad, refuse_unfetched
+from shared.loop.slices import batches
 
 if TYPE_CHECKING:
     from shared.core.admission import Rejection
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # Records whose clocks are looked at in one turn.
 _CHECKED_PER_TURN: Final = 10_000
+# A cluster is asked for each by itself.
+_CHECKED_AT_ONCE: Final = 200
 # Below this part of the store's memory nothing is looked for that others delivered.
 _CHECK_FROM: Final = 1 / 2
 
@@ -61,9 +64,9 @@ class StoreShare:
 
     async def _check(self, store: Store) -> None:
         """Forget what other workers delivered."""
-        checked = self._unfetched.next_to_check(_CHECKED_PER_TURN)
-        for key in set(checked).difference(await store.unread(checked)):
-            self._unfetched.take(key)
+        for checked in batches(self._unfetched.next_to_check(_CHECKED_PER_TURN), _CHECKED_AT_ONCE):
+            for key in set(checked).difference(await store.unread(checked)):
+                self._unfetched.take(key)
 
 
 def pack(by_key: dict[str, int]) -> bytes:

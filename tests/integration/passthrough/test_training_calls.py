@@ -30,7 +30,10 @@ class Script:
     """A training server that answers each path as it is told: `(status, document)`, or raw bytes."""
 
     def __init__(self, **answers: Any) -> None:
-        self.answers = {"create_session": (200, {"session_id": SESSION, "info_message": "hi"})} | answers
+        self.answers = {
+            "create_session": (200, {"session_id": SESSION, "info_message": "hi"}),
+            "session_heartbeat": (200, {}),
+        } | answers
         self.asked: list[tuple[str, Any]] = []
 
     async def __call__(self, exchange: Exchange) -> None:
@@ -80,7 +83,7 @@ async def test_whoever_trained_an_adapter_is_asked_what_it_belongs_to(told: Any)
         passage.bench.upstream.listing = json.dumps({"data": [base, adapter]}).encode()
         body = {"session_id": SESSION, "sampling_session_seq_id": 0, "model_path": PATH}
         assert (await call(passage, "create_sampling_session", body)).status == 200
-        assert script.asked == [("weights_info", {"tinker_path": PATH})]
+        assert ("weights_info", {"tinker_path": PATH}) in script.asked
         assert (await bind(passage)).status == 200
         assert script.count("weights_info") == 1, "a base model needs no answer"
 
@@ -127,6 +130,32 @@ async def test_heartbeats_go_to_both_and_the_trainers_answer_counts(passage: Pas
     assert script.count("session_heartbeat") == 3
     name = trainer_ids.session_name(SESSION, ids.ANONYMOUS_SECRET, foreign=True)
     assert name in passage.bench.server.sessions
+
+
+async def test_a_session_that_the_trainer_does_not_know_is_none(passage: Passage) -> None:
+    """By whatever route it is first seen: the trainer is asked before anything is recorded."""
+    unknown = (404, {"detail": "?"})
+    passage.upstream.handler = Script(session_heartbeat=unknown, sessions=unknown)
+    assert (await call(passage, "session_heartbeat", {"session_id": "made-up"})).status == 404
+    assert (await call(passage, "sessions/made-up/finish", {})).status == 404
+    assert (await bind(passage, "made-up")).status == 404
+    await passage.bench.housekeeping.tend_store()
+    assert not passage.bench.server.sessions
+
+
+async def test_a_trainers_session_counts_when_it_is_first_seen() -> None:
+    limited = ApiKey(KEY_A, KEYS[0].sha256, KeyLimits(max_sessions=1))
+    async with training_passage(api_keys=(limited,)) as passage:
+        script = passage.upstream.handler = Script()
+        assert (await bind(passage, "s-1")).status == 200
+        for _ in range(2):
+            assert (await call(passage, "session_heartbeat", {"session_id": "s-2"})).status == 429
+            assert (await bind(passage, "s-2")).status == 429
+        assert (await call(passage, "session_heartbeat", {"session_id": "s-1"})).status == 200
+        assert len(passage.bench.server.sessions) == 1
+        asked = script.count("session_heartbeat")
+        assert (await bind(passage, "s-1")).status == 200
+        assert script.count("session_heartbeat") == asked, "it is known here"
 
 
 async def test_a_session_of_ours_stays_ours(passage: Passage) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shared.core.callers import ANONYMOUS
 from shared.core.lifecycle import State
 from shared.histogram import count
 from shared.http.peer import Connection
@@ -338,7 +339,7 @@ async def test_a_poll_that_waited_on_this_worker_finds_the_real_owner(bench: App
     """The submission here turned out to be a duplicate of one that runs elsewhere."""
     other = await AppBench(bench.server, OTHER_OWNER).open()
     await other.asample()
-    await bench.sessions.require_alive(SESSION_ID)
+    await bench.sessions.require_alive(SESSION_ID, ANONYMOUS)
     bench.store.gate = asyncio.Event()
     submission = asyncio.create_task(bench.asample())
     await until(lambda: KEY in bench.dispatcher.samples)

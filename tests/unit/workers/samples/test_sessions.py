@@ -24,7 +24,7 @@ class Bench:
         self.server = MemoryServer(ManualClock(), Random(7))
         self.clock = self.server.clock
         self.store = MemoryStore(self.server)
-        self.sessions = Sessions(self.store, self.clock, parsed_max)
+        self.sessions = Sessions(self.store, self.clock, 300.0, parsed_max)
 
     def seen_ms(self) -> int:
         return self.server.sessions[SESSION_ID].seen_ms
@@ -64,7 +64,7 @@ def test_the_cache_of_parsed_ids_is_bounded() -> None:
 
 async def test_the_store_is_asked_once_per_session(bench: Bench) -> None:
     for _ in range(3):
-        await bench.sessions.require_alive(SESSION_ID)
+        await bench.sessions.require_alive(SESSION_ID, ANONYMOUS)
     assert bench.store.commands == 1
     assert bench.server.sessions[SESSION_ID].state is SessionState.ALIVE
 
@@ -72,25 +72,25 @@ async def test_the_store_is_asked_once_per_session(bench: Bench) -> None:
 async def test_a_session_that_is_new_here_needs_the_store(bench: Bench) -> None:
     bench.store.fail_before = AWAY
     with pytest.raises(StoreUnavailable):
-        await bench.sessions.require_alive(SESSION_ID)
+        await bench.sessions.require_alive(SESSION_ID, ANONYMOUS)
     bench.store.fail_before = None
-    await bench.sessions.require_alive(SESSION_ID)
+    await bench.sessions.require_alive(SESSION_ID, ANONYMOUS)
     bench.store.fail_before = AWAY
-    await bench.sessions.require_alive(SESSION_ID)
+    await bench.sessions.require_alive(SESSION_ID, ANONYMOUS)
 
 
 async def test_a_finished_session_takes_no_samples(bench: Bench) -> None:
     await bench.store.finish_session(SESSION_ID, 0)
     with pytest.raises(SessionFinished):
-        await bench.sessions.require_alive(SESSION_ID)
+        await bench.sessions.require_alive(SESSION_ID, ANONYMOUS)
     assert not await bench.sessions.touch(SESSION_ID)
 
 
 async def test_a_session_finished_elsewhere_takes_no_samples_from_the_message_on(bench: Bench) -> None:
-    await bench.sessions.require_alive(SESSION_ID)
+    await bench.sessions.require_alive(SESSION_ID, ANONYMOUS)
     bench.sessions.mark_finished(SESSION_ID)
     with pytest.raises(SessionFinished):
-        await bench.sessions.require_alive(SESSION_ID)
+        await bench.sessions.require_alive(SESSION_ID, ANONYMOUS)
 
 
 async def test_finished_is_for_good_whatever_a_wiped_store_says(bench: Bench) -> None:
@@ -101,7 +101,7 @@ async def test_finished_is_for_good_whatever_a_wiped_store_says(bench: Bench) ->
 
 async def test_a_wiped_store_makes_no_session_unknown(bench: Bench) -> None:
     """C3: it is alive again with the next sign of life."""
-    await bench.sessions.require_alive(SESSION_ID)
+    await bench.sessions.require_alive(SESSION_ID, ANONYMOUS)
     bench.server.wipe()
     assert await bench.sessions.touch(SESSION_ID)
     assert bench.server.sessions[SESSION_ID].state is SessionState.ALIVE
@@ -117,11 +117,11 @@ async def test_signs_of_life_are_taken_once_and_can_be_given_back(bench: Bench) 
 
 
 async def test_sessions_that_nobody_uses_are_forgotten_after_their_last_sign_was_taken(bench: Bench) -> None:
-    await bench.sessions.require_alive(SESSION_ID)
+    await bench.sessions.require_alive(SESSION_ID, ANONYMOUS)
     bench.clock.advance(601.0)
     assert bench.sessions.take_noted() == [SESSION_ID]
     assert len(bench.sessions) == 0
-    await bench.sessions.require_alive(SESSION_ID)
+    await bench.sessions.require_alive(SESSION_ID, ANONYMOUS)
     assert bench.store.commands == 2
 
 
@@ -143,13 +143,13 @@ class TestSessionsAtATime:
 
     async def open(self, bench: Bench, *names: str, caller: Caller | None = None) -> None:
         for name in names:
-            await bench.sessions.open(name, caller or self.caller, self.timeout_s)
+            await bench.sessions.admit(name, caller or self.caller)
 
     async def test_one_too_many_is_refused_on_every_worker(self, bench: Bench) -> None:
         await self.open(bench, "s1", "s2")
-        other = Sessions(MemoryStore(bench.server), bench.clock)
+        other = Sessions(MemoryStore(bench.server), bench.clock, self.timeout_s)
         with pytest.raises(Overloaded, match="2 sessions of this key are open, its limit is 2 \\(max-sessions\\)"):
-            await other.open("s3", self.caller, self.timeout_s)
+            await other.admit("s3", self.caller)
         await self.open(bench, "s3", caller=STRANGER)
 
     async def test_a_finished_one_makes_room(self, bench: Bench) -> None:
