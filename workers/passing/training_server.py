@@ -149,16 +149,11 @@ class TrainingServer:
 
     async def _open(self, outgoing: Outgoing) -> aiohttp.ClientResponse:
         try:
-            response = await self._session.request(
+            return await self._session.request(
                 outgoing.method, outgoing.target, headers=outgoing.headers, data=outgoing.body, allow_redirects=False
             )
         except BROKEN as error:
             raise _trouble(error) from None
-        if not 200 <= response.status < 600:
-            # A 101 that nobody asked for: the connection speaks another protocol now.
-            response.close()
-            raise UpstreamBroke("the training server's reply has a status that answers no request")
-        return response
 
     async def pass_on(self, request: Request, outgoing: Outgoing, send: Send) -> None:
         """Send the reply on as it comes. Raises as `exchange` before the first byte, `ClientGone` and `ReplyBroken`."""

@@ -140,3 +140,12 @@ def reply(status: str = "200 OK", body: bytes = b"{}", *headers: str) -> bytes:
 async def soon(awaitable: Awaitable[Any]) -> Any:
     async with asyncio.timeout(DEADLINE_S):
         return await awaitable
+
+
+# What no client may be sent as a reply, whatever the upstream means by it.
+IMPOSSIBLE: Final = {
+    "101": b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nabc" + OK,
+    "600": reply("600 Odd"),
+    "999": reply("999 Odd"),
+    "a flood of 103": b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 11 + OK,
+}

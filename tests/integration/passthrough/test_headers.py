@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
@@ -11,7 +12,7 @@ import pytest
 
 from shared.core.callers import ApiKey
 from tests.integration.passthrough.passage import Passage, asking, body_of, head_of, training_passage
-from tests.integration.passthrough.raw_upstream import Exchange, reply
+from tests.integration.passthrough.raw_upstream import IMPOSSIBLE, Exchange, reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -86,6 +87,21 @@ async def test_only_listed_headers_travel(passage: Passage) -> None:
     assert names == {"host", "x-tinker-request-type"}
     assert passage.upstream.last.header("host") == passage.upstream.url.removeprefix("http://")
     assert set(head_of(answered)) == {":status", "content-length", "x-should-retry", "connection"}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+async def test_a_reply_that_no_client_can_be_sent_is_a_502(
+    passage: Passage, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A proxy before us would take a 101 for the beginning of a tunnel, and what follows for anything at all."""
+    passage.upstream.handler = Kept(IMPOSSIBLE[what])
+    client = await passage.connect()
+    await client.send(asking("POST", PATH, body=b"{}").replace(b"Connection: close\r\n", b""))
+    await client.send(asking("GET", "/api/v1/healthz"))
+    answered = await client.read_to_end()
+    assert [word[:3] for word in answered.split(b"HTTP/1.1 ")[1:]] == [b"502", b"200"]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    client.close()
 
 
 async def test_a_redirect_is_the_clients_to_follow(passage: Passage) -> None:

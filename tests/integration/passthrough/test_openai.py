@@ -11,7 +11,7 @@ import pytest
 
 from shared.core.callers import ApiKey, KeyLimits
 from tests.integration.passthrough.passage import OpenAiPassage, asking, body_of, head_of, openai_passage
-from tests.integration.passthrough.raw_upstream import Exchange, reply, soon
+from tests.integration.passthrough.raw_upstream import IMPOSSIBLE, Exchange, reply, soon
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -165,6 +165,13 @@ async def test_what_may_have_been_executed_is_not_sent_again(passage: OpenAiPass
     status, error = error_of(await passage.ask(chat()))
     assert (status, error["type"]) == (502, "server_error")
     assert len(passage.first.exchanges) + len(passage.second.exchanges) == 1
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+async def test_a_reply_that_no_client_can_be_sent_is_a_502(passage: OpenAiPassage, what: str) -> None:
+    scripted = passage.first.handler = Scripted(IMPOSSIBLE[what])
+    assert error_of(await passage.ask(chat()))[0] == 502
+    assert len(scripted.bodies) == 1
 
 
 async def test_the_upstreams_own_refusal_is_the_clients_to_read(passage: OpenAiPassage) -> None:

@@ -157,6 +157,7 @@ async def test_a_body_without_a_length_ends_with_the_connection(client: Upstream
         (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}", BreakKind.BODY_CUT),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n", BreakKind.BODY_CUT),
         (b"HTTP/1.1 100 Continue\r\n\r\n", BreakKind.RESET_BEFORE_STATUS),
+        (b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 11 + OK, BreakKind.NOT_HTTP),
         (b"220 mail.example ESMTP\r\n", BreakKind.NOT_HTTP),
         (b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n", BreakKind.NOT_HTTP),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}", BreakKind.NOT_HTTP),

@@ -127,8 +127,6 @@ class AiohttpClient:
                 ssl=self._tls() if origin.tls else True,
                 trace_request_ctx=sending,
             )
-            if response.status == 101:
-                raise Broken(BreakKind.NOT_HTTP, "it switched protocols, which nobody asked for")
             reply = await self._read(response)
             assert response.connection is not None
             sending.handler = response.connection.protocol  # type: ignore[assignment] # of an ExclusiveConnector

@@ -3,7 +3,8 @@
 aiohttp keeps an idle connection's parser: a second reply to one request waits in it, and becomes the reply to the next
 request, which may be another tenant's. Here a connection is reused only if nothing arrived since its last reply ended.
 
-The hooks are aiohttp's internals (`_get`, `_release`, `_factory`, the parser); `tests/hostile` fails if they change.
+The hooks are aiohttp's internals (`_get`, `_release`, `_factory`, `feed_data`, the parser); `tests/hostile` fails if
+they change.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_exceptions import HttpProcessingError
+
+from workers.upstream.client.port import MOST_INTERIM_REPLIES
 
 if TYPE_CHECKING:
+    from aiohttp import StreamReader
     from aiohttp.client_reqrep import ConnectionKey
     from aiohttp.connector import Connection
+    from aiohttp.http_parser import RawResponseMessage
     from aiohttp.tracing import Trace
 
 
@@ -47,6 +53,23 @@ class ExclusiveHandler(ResponseHandler):
     """One connection. `is_idle` from the end of a reply to the next request."""
 
     is_idle = False
+    _interim_replies = 0
+
+    def set_response_params(self, **options: Any) -> None:
+        self._interim_replies = 0
+        super().set_response_params(**options)
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        """Take the head of a reply, unless no client of ours can be sent it: then the exchange ends."""
+        status = data[0].code
+        # aiohttp reads on and on without looking at its deadlines while interim replies come; it takes 101 for final.
+        self._interim_replies += status < 200
+        if self._interim_replies <= MOST_INTERIM_REPLIES and status != 101 and status < 600:
+            super().feed_data(data, size)
+        elif not self.is_eof():
+            # In this order: `abort` forgets the exception.
+            self.abort()
+            self.set_exception(HttpProcessingError(code=status, message=f"a reply of status {status}, unasked for"))
 
     def data_received(self, data: bytes) -> None:
         # aiohttp calls this with nothing to resume its parser.

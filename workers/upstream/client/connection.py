@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httptools
 
 from shared.core.faults import BreakKind
-from workers.upstream.client.port import Broken, Reply
+from workers.upstream.client.port import MOST_INTERIM_REPLIES, Broken, Reply
 
 if TYPE_CHECKING:
     import socket
@@ -48,8 +48,6 @@ class BodyBuffer:
 
 # The longest head of a reply. llhttp has no bound of its own; routers add a dozen headers at most.
 _HEAD_BYTES: Final = 64 * 1024
-# vLLM sends none; 100 and 103 may come of a proxy.
-_MOST_INTERIM_REPLIES: Final = 10
 # A chunk costs some sixty bytes of memory and a callback, whatever its length. From this many on, they must be longer
 # than that on average; routers send kilobytes.
 _FEW_PARTS: Final = 16 * 1024
@@ -239,7 +237,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if 100 <= self._parser.get_status_code() < 200:
             # An interim reply; the real one follows.
             self._interim_replies += 1
-            if self._interim_replies > _MOST_INTERIM_REPLIES:
+            if self._interim_replies > MOST_INTERIM_REPLIES:
                 self.fail(Broken(BreakKind.NOT_HTTP, "too many interim replies"))
             self._begin()
             return

@@ -7,7 +7,7 @@ which makes the chosen one, knows more than this module.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from shared.core.model import Value
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
     from shared.core.faults import BreakKind
     from shared.wire.json_arrays import Body
+
+
+# vLLM sends none; 100 and 103 may come of a proxy.
+MOST_INTERIM_REPLIES: Final = 10
 
 
 class Broken(Exception):
