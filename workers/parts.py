@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from shared.core.callers import Keyring
 from shared.core.retry import Policy
+from shared.log import Throttle
 from shared.loop.turns import TurnLimit
 from workers.passing.openai import OpenAiProxy
 from workers.passing.training_server import TrainingServer
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _REQUESTS_PER_TURN: Final = 16
 # Of long bodies; most steps take a few milliseconds.
 _STEPS_PER_TURN: Final = 1
+_UNREADABLE_EVERY_S: Final = 30.0
 
 
 @dataclass(slots=True)
@@ -72,6 +74,8 @@ class WorkerParts:
     turns: TurnLimit = field(default_factory=lambda: TurnLimit(_REQUESTS_PER_TURN))
     # For what takes more than one turn of the loop, step by step.
     long_work: TurnLimit = field(default_factory=lambda: TurnLimit(_STEPS_PER_TURN))
+    # For stored bytes that no gateway wrote, by what they should be.
+    unreadable_logs: Throttle = field(default_factory=lambda: Throttle(_UNREADABLE_EVERY_S))
     resources: AsyncExitStack = field(default_factory=AsyncExitStack)
 
 

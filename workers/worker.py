@@ -176,6 +176,10 @@ class Worker:
         self._parts.live.settings = settings
         self._parts.live.keyring = keyring
         self._dispatcher.quota.reconfigure(settings)
+        # Polls first: those of a key that is gone get a 401, and not the end of their samples.
+        self._parts.waiters.end_revoked(keyring.knows)
+        if self._parts.trainer is not None:
+            self._parts.trainer.end_revoked(keyring.knows)
         revoked = self._dispatcher.end_revoked(keyring.knows)
         log.info("the configuration was read again", extra={"samples_of_revoked_keys": revoked})
 

@@ -53,6 +53,8 @@ class Caller:
     limits: KeyLimits = NO_LIMITS
 
 
+# For a key that never was one, too.
+REVOKED: Final = "this API key is not known here"
 ANONYMOUS: Final = Caller("anonymous", ids.ANONYMOUS_SECRET)
 
 
@@ -90,4 +92,4 @@ class Keyring:
         for known, key in self._keys.items():
             if hmac.compare_digest(known, digest):
                 return Caller(key.name, ids.owner_secret(api_key), known, key.limits)
-        raise Unauthorized("this API key is not known here")
+        raise Unauthorized(REVOKED)

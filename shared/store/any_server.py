@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from shared.clock import SystemClock
 from shared.core import upstream_list
+from shared.core.errors import StoreRefused
 from shared.core.lifecycle import TRANSITIONS
 from shared.core.record import (
     ACKNOWLEDGED,
@@ -15,6 +16,7 @@ from shared.core.record import (
     HEADER_BYTES,
     PAUSED,
     UNDELIVERED,
+    BadRecord,
     unpack,
     unpack_header,
 )
@@ -94,14 +96,27 @@ class AnyServerStore:
 
     async def read(self, key: SampleKey) -> Record | None:
         name = self._keys.sample(key)
-        data = await self._commands.call("GETRANGE", name, "0", str(_FIRST_LOOK_BYTES - 1))
+        data = await self._first_bytes(name, _FIRST_LOOK_BYTES)
         if len(data) == _FIRST_LOOK_BYTES:
             data = await self._bulk.call("GET", name)
         return unpack(data) if data else None
 
     async def read_header(self, key: SampleKey) -> Header | None:
-        data = await self._commands.call("GETRANGE", self._keys.sample(key), "0", str(HEADER_BYTES - 1))
-        return unpack_header(data) if data else None
+        try:
+            data = await self._first_bytes(self._keys.sample(key), HEADER_BYTES)
+            return unpack_header(data) if data else None
+        except BadRecord:
+            return None
+
+    async def _first_bytes(self, name: str, size_bytes: int) -> bytes:
+        """Return the start of a record. Raises `BadRecord` if the key holds another type."""
+        try:
+            data: bytes = await self._commands.call("GETRANGE", name, "0", str(size_bytes - 1))
+        except StoreRefused as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            raise BadRecord("not a sample record: a key of another type") from None
+        return data
 
     async def mark_retrieved(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:
         return await self._sum(self._start_clock, keys, schema.ms(ttl_s), HANDED_OVER)

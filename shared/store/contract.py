@@ -55,11 +55,12 @@ class LogPage:
 
     A cursor is `epoch * 2**32 + n`, below 2**53; every new log and every start of the server has another epoch. A
     cursor of another epoch, or past the end, reads as 0. Otherwise it stays the same while nothing is new: the SDK
-    would poll without pause if it moved.
+    would poll without pause if it moved. `unreadable` counts lines that no gateway wrote, which are left out.
     """
 
     entries: list[LogEntry]
     cursor: int
+    unreadable: int = 0
 
 
 class SessionState(Enum):
@@ -186,7 +187,7 @@ class Store(Protocol):
         ...
 
     async def read_header(self, key: SampleKey) -> Header | None:
-        """Return the header only, or None if there is no record."""
+        """Return the header only, or None if there is no record that a gateway wrote."""
         ...
 
     async def mark_retrieved(self, keys: Sequence[SampleKey], *, ttl_s: float) -> int:

@@ -109,22 +109,24 @@ def run_number(run_id: bytes) -> int:
 
 
 def log_page(reply: Any, cursor: int, run: int = 0) -> LogPage:
-    """Read the reply of `READ_LOG` for `cursor`, and mix its epoch with `run`.
-
-    Raises `StoreRefused` if no gateway wrote the log.
-    """
+    """Read the reply of `READ_LOG` for `cursor`, and mix its epoch with `run`. Unreadable lines are only counted."""
     if not reply:
         return LogPage([], 0)
     known, epoch, n, entries = reply
     if not entries:
         return LogPage([], cursor if known else 0)
+    found = [_log_entry_of(entry) for entry in entries]
+    readable = [entry for entry in found if entry is not None]
+    # n counts from 1, so that cursor 0 means "from the start".
+    return LogPage(readable, ((epoch ^ run) << SEQ_BITS) + n, len(found) - len(readable))
+
+
+def _log_entry_of(data: bytes) -> LogEntry | None:
     try:
-        # n counts from 1, so that cursor 0 means "from the start".
-        read = (entry.decode().split(" ") for entry in entries)
-        listed = [LogEntry(int(seq_id), kind == _FINISHED, int(size)) for kind, seq_id, size, _ in read]
-        return LogPage(listed, ((epoch ^ run) << SEQ_BITS) + n)
-    except ValueError as error:
-        raise StoreRefused("not a completion log") from error
+        kind, seq_id, size_bytes, _ = data.decode().split(" ")
+        return LogEntry(int(seq_id), kind == _FINISHED, int(size_bytes))
+    except ValueError:
+        return None
 
 
 def session_state(seen: bytes | None, finished: bytes | None) -> SessionState:

@@ -7,12 +7,15 @@ since that ends the client for good; a poll for what is not the caller's is held
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from shared.core import ids, trainer_ids
-from shared.core.errors import NotFound, StoreError, StoreUnavailable
+from shared.core.callers import REVOKED
+from shared.core.errors import NotFound, StoreError, StoreUnavailable, Unauthorized
 from shared.core.lifecycle import ANSWERS, Answer, State
+from shared.core.record import BadRecord
 from shared.store.contract import LogPage
 from shared.wire.sdk import calls, result
 from workers.api import lost_results, replies, training
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from shared.http.request import Request
     from workers.parts import WorkerParts
     from workers.samples.waiters import Waiter
+
+log = logging.getLogger(__name__)
 
 # wire.md: below this a size announcement costs the client a round trip and saves nothing.
 _METADATA_ABOVE_BYTES: Final = 64 * 1024
@@ -55,6 +60,8 @@ async def retrieve_future(parts: WorkerParts, request: Request) -> Reply | Strea
     if not ids.is_lone(session.session_id):
         parts.sessions.note(session.session_id)
     outcome = await _await_record(parts, request, key)
+    if outcome is Wake.REVOKED:
+        raise Unauthorized(REVOKED)
     if isinstance(outcome, Wake):
         return await _try_again(parts, call.request_id, key, outcome)
     return _reply_for(parts, request, call, key, outcome)
@@ -74,7 +81,7 @@ async def _await_record(parts: WorkerParts, request: Request, key: SampleKey) ->
     just_settled = parts.waiters.just_settled.take(key, parts.clock.monotonic_s())
     if just_settled is not None:
         return just_settled
-    waiter = parts.waiters.sample_waiter(key, parts.live.settings.poll_timeout_s)
+    waiter = parts.waiters.sample_waiter(key, parts.live.settings.poll_timeout_s, request.caller.digest)
     client_gone = waiter.client_gone
     request.connection.add_lost_callback(client_gone)
     watched = False
@@ -117,12 +124,22 @@ async def _look(parts: WorkerParts, key: SampleKey, waiter: Waiter) -> Record | 
     try:
         record = await parts.store.read(key)
         wait = record is None and await may_come_back(parts)
+    except BadRecord as error:
+        # It will not become readable: the client submits the sample again.
+        _log_unreadable(parts, "a stored sample", str(error))
+        return None
     except StoreError:
         wait = True
     if wait:
         waiter.wake_in(_STORE_RETRY_S)
         return Wake.LOOK
     return Wake.LOOK if record is not None and record.header.state is State.PENDING else record
+
+
+def _log_unreadable(parts: WorkerParts, what: str, error: str) -> None:
+    not_logged = parts.unreadable_logs.allow(what, parts.clock.monotonic_s())
+    if not_logged is not None:
+        log.error("Redis holds what no gateway wrote", extra={"what": what, "error": error, "not_logged": not_logged})
 
 
 async def _try_again(parts: WorkerParts, request_id: str, key: SampleKey, why: Wake) -> Reply:
@@ -211,7 +228,7 @@ async def _await_page(
 ) -> LogPage:
     """Return what is new, or an empty page with the same cursor."""
     session_key = session.session_key
-    waiter = parts.waiters.log_waiter(session_key, hold_s)
+    waiter = parts.waiters.log_waiter(session_key, hold_s, request.caller.digest)
     request.connection.add_lost_callback(waiter.client_gone)
     page = LogPage([], call.prev_cursor)
     watched = False
@@ -227,6 +244,8 @@ async def _await_page(
             if page.entries or (hold_s == 0.0 and waiter.ended is None):
                 return page
             await waiter.woken
+            if waiter.ended is Wake.REVOKED:
+                raise Unauthorized(REVOKED)
             if waiter.ended is not None:
                 return page
             waiter.rearm()
@@ -244,6 +263,8 @@ async def _read_page(parts: WorkerParts, session: SamplingSession, call: calls.R
     """
     clone_id = call.cloned_sampler_id
     page = await parts.store.read_log(session.session_key, clone_id, call.prev_cursor, limit=_PAGE)
+    if page.unreadable:
+        _log_unreadable(parts, "lines of a completion log", f"{page.unreadable} lines")
     if not lost_results.began_anew(call.prev_cursor, page):
         return page
     if await may_come_back(parts):
@@ -253,10 +274,11 @@ async def _read_page(parts: WorkerParts, session: SamplingSession, call: calls.R
 
 async def _hold(parts: WorkerParts, request: Request, hold_s: float) -> None:
     """Answer an unknown session no faster than an idle one: its client asks again at once."""
-    waiter = parts.waiters.log_waiter(_NO_SESSION, hold_s)
+    waiter = parts.waiters.log_waiter(_NO_SESSION, hold_s, request.caller.digest)
     request.connection.add_lost_callback(waiter.client_gone)
     try:
-        await waiter.woken
+        if await waiter.woken is Wake.REVOKED:
+            raise Unauthorized(REVOKED)
     finally:
         request.connection.remove_lost_callback(waiter.client_gone)
         parts.waiters.forget_log(_NO_SESSION, waiter)

@@ -15,7 +15,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from shared.core import trainer_ids
-from shared.core.errors import NotFound, NotImplementedHere, Overloaded, StoreError, UpstreamBroke, UpstreamUnavailable
+from shared.core.callers import REVOKED
+from shared.core.errors import (
+    NotFound,
+    NotImplementedHere,
+    Overloaded,
+    StoreError,
+    Unauthorized,
+    UpstreamBroke,
+    UpstreamUnavailable,
+)
 from shared.core.lifecycle import Answer
 from shared.core.model import Category, Failure
 from shared.core.trainer_ids import TrainerFuture
@@ -155,7 +164,8 @@ def _poll(parts: WorkerParts, request: Request, trainer: TrainingServer, call: c
 
     async def run(send: Send) -> None:
         try:
-            async with while_connected(request.connection), trainer.held(parts.live.settings.poll_timeout_s) as held:
+            hold_s = parts.live.settings.poll_timeout_s
+            async with while_connected(request.connection), trainer.held(hold_s, request.caller.digest) as held:
                 async with trainer.exchange(outgoing) as response:
                     _require_calm(response.status)
                     # What has begun to arrive is sent to its end.
@@ -164,6 +174,7 @@ def _poll(parts: WorkerParts, request: Request, trainer: TrainingServer, call: c
         except _TROUBLE as error:
             raise _busy(parts, error) from None
         except TimeoutError:
+            _require_known(parts, request)
             reply = _still_running(call)
             await send_response(send, reply.status, [(b"content-type", reply.content_type)], reply.body)
 
@@ -176,7 +187,8 @@ async def _poll_saved(
     trainer = trainer_of(parts)
     body = wire.replaced(request.body, "request_id", future.request_id)
     try:
-        async with while_connected(request.connection), trainer.held(parts.live.settings.poll_timeout_s):
+        hold_s = parts.live.settings.poll_timeout_s
+        async with while_connected(request.connection), trainer.held(hold_s, request.caller.digest):
             async with trainer.exchange(trainer.whole(request, body)) as response:
                 _require_calm(response.status)
                 reply = await trainer.read(response)
@@ -184,6 +196,7 @@ async def _poll_saved(
     except _TROUBLE as error:
         raise _busy(parts, error) from None
     except TimeoutError:
+        _require_known(parts, request)
         return _still_running(call)
 
 
@@ -213,6 +226,12 @@ def _require_calm(status: int) -> None:
     """Raise `UpstreamBroke` for a 5xx: the SDK repeats a poll that gets one without any pause."""
     if status >= 500:
         raise UpstreamBroke(f"the training server answered {status}; it is asked again later")
+
+
+def _require_known(parts: WorkerParts, request: Request) -> None:
+    """Raise `Unauthorized` if the caller's key was revoked while its poll was held."""
+    if not parts.live.keyring.knows(request.caller.digest):
+        raise Unauthorized(REVOKED)
 
 
 def _busy(parts: WorkerParts, error: Exception) -> Overloaded:

@@ -24,7 +24,7 @@ from workers.passing.relay import BROKEN, body_pieces, relay, while_connected
 from workers.upstream.forwarder import fault_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     import aiohttp
     from starlette.types import Send
@@ -73,7 +73,8 @@ class TrainingServer:
         self._session = session
         self._api_key = api_key
         self._forward_key = forward_key
-        self._held: set[asyncio.Timeout] = set()
+        # With the digest of each one's caller.
+        self._held: dict[asyncio.Timeout, bytes] = {}
         self.in_flight = 0
 
     # -- requests
@@ -191,24 +192,30 @@ class TrainingServer:
     # -- polls
 
     @asynccontextmanager
-    async def held(self, hold_s: float) -> AsyncIterator[asyncio.Timeout]:
-        """Raise `TimeoutError` in the block after `hold_s`, and when this worker drains."""
+    async def held(self, hold_s: float, digest: bytes) -> AsyncIterator[asyncio.Timeout]:
+        """Raise `TimeoutError` in the block after `hold_s`, when this worker drains, and when the key is revoked."""
         async with asyncio.timeout(hold_s) as timeout:
-            self._held.add(timeout)
+            self._held[timeout] = digest
             try:
                 yield timeout
             finally:
-                self._held.discard(timeout)
+                self._held.pop(timeout, None)
 
     def release(self, held: asyncio.Timeout) -> None:
         """Let a poll run to its end: its result has begun to arrive."""
         held.reschedule(None)
-        self._held.discard(held)
+        self._held.pop(held, None)
 
     def send_back(self) -> None:
         """End every held poll now."""
         for timeout in list(self._held):
             timeout.reschedule(0.0)
+
+    def end_revoked(self, knows: Callable[[bytes], bool]) -> None:
+        """End the held polls of callers that `knows` does not accept."""
+        for timeout, digest in list(self._held.items()):
+            if not knows(digest):
+                timeout.reschedule(0.0)
 
     async def close(self) -> None:
         await self._session.close()

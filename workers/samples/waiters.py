@@ -19,7 +19,7 @@ from shared.core.lifecycle import State
 from shared.loop.slices import in_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from shared.core.model import SampleKey
     from shared.core.record import Record
@@ -34,17 +34,22 @@ class Wake(Enum):
     TIMEOUT = "timeout"
     CLIENT_GONE = "client_gone"
     DRAIN = "drain"  # this worker stops: send the client elsewhere
+    REVOKED = "revoked"  # the key of this poll is not accepted any more
 
 
 class Waiter:
-    """A sleeping poll. Await `woken` for what it is woken with; `rearm` makes it sleep again until its deadline."""
+    """A sleeping poll. Await `woken` for what it is woken with; `rearm` makes it sleep again until its deadline.
 
-    __slots__ = ("_loop", "ended", "woken")
+    `digest` is its caller's (`Caller.digest`).
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = ("_loop", "digest", "ended", "woken")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, digest: bytes = b"") -> None:
         self._loop = loop
+        self.digest = digest
         self.woken: asyncio.Future[Wake | Record] = loop.create_future()
-        # A timeout, a client that is gone and a drain are final: `rearm` must not forget them.
+        # All but "look" is final: `rearm` must not forget it.
         self.ended: Wake | None = None
 
     def wake(self, what: Wake | Record) -> None:
@@ -104,6 +109,10 @@ class _Deadlines:
         in_slices(partial(Waiter.end, why=Wake.TIMEOUT), overdue)
 
 
+def _everybody(_: bytes) -> bool:
+    return True
+
+
 class Waiters:
     """The sleeping polls of one worker. `just_settled` holds results that settled a moment before their poll."""
 
@@ -117,12 +126,13 @@ class Waiters:
         # Each with a timer of its own: the client says how long, and there is one for each sampling session.
         self._logs: defaultdict[str, dict[Waiter, asyncio.TimerHandle]] = defaultdict(dict)
         self._draining = False
+        self._knows: Callable[[bytes], bool] = _everybody
 
     def __len__(self) -> int:
         return sum(map(len, self._groups()))
 
-    def sample_waiter(self, key: SampleKey, timeout_s: float) -> Waiter:
-        waiter = self._new()
+    def sample_waiter(self, key: SampleKey, timeout_s: float, digest: bytes = b"") -> Waiter:
+        waiter = self._new(digest)
         deadlines = self._deadlines.get(timeout_s)
         if deadlines is None:
             deadlines = self._deadlines[timeout_s] = _Deadlines(self._loop, timeout_s)
@@ -134,8 +144,8 @@ class Waiters:
             waiting.append(waiter)
         return waiter
 
-    def log_waiter(self, session_key: str, timeout_s: float) -> Waiter:
-        waiter = self._new()
+    def log_waiter(self, session_key: str, timeout_s: float, digest: bytes = b"") -> Waiter:
+        waiter = self._new(digest)
         self._logs[session_key][waiter] = self._loop.call_later(timeout_s, waiter.end, Wake.TIMEOUT)
         return waiter
 
@@ -191,8 +201,17 @@ class Waiters:
         self._draining = True
         self.send_back()
 
-    def _new(self) -> Waiter:
-        waiter = Waiter(self._loop)
+    def end_revoked(self, knows: Callable[[bytes], bool]) -> None:
+        """End the polls of callers that `knows` does not accept, those that come later included."""
+        self._knows = knows
+        revoked = [waiter for waiter in self._all() if not knows(waiter.digest)]
+        in_slices(partial(Waiter.end, why=Wake.REVOKED), revoked)
+
+    def _new(self, digest: bytes) -> Waiter:
+        waiter = Waiter(self._loop, digest)
+        if not self._knows(digest):
+            # Its head came before the reload that revoked the key, and its body after that.
+            waiter.end(Wake.REVOKED)
         if self._draining:
             waiter.end(Wake.DRAIN)
         return waiter

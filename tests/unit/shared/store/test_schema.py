@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.core.errors import StoreRefused
 from shared.core.lifecycle import State
 from shared.core.model import MAX_SEQ_ID, SampleKey
 from shared.store import schema
@@ -29,9 +28,9 @@ def test_a_page_without_entries_keeps_a_cursor_that_is_known() -> None:
 
 
 @pytest.mark.parametrize("entry", [b"", b"F 1 2", b"F 1 2 3 4", b"F x 2 3", b"\xff 1 2 3"])
-def test_what_is_no_entry_is_refused(entry: bytes) -> None:
-    with pytest.raises(StoreRefused):
-        schema.log_page([1, 5, 1, [entry]], 0)
+def test_what_is_no_entry_is_left_out_and_counted(entry: bytes) -> None:
+    page = schema.log_page([1, 5, 3, [b"F 1 2 3", entry, b"X 2 0 3"]], 0)
+    assert page == LogPage([LogEntry(1, True, 2), LogEntry(2, False, 0)], (5 << schema.SEQ_BITS) + 3, unreadable=1)
 
 
 def test_another_run_of_a_server_gives_another_cursor() -> None:
