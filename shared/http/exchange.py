@@ -86,7 +86,7 @@ class Service:
     hot: Mapping[tuple[bytes, bytes], HotEntry] = field(default_factory=dict)
     scheme: str = "http"
     access_log: bool = False
-    # Open connections, and requests under way: whoever stops the server waits for these.
+    # Open connections, and requests under way: stopping the server waits for these.
     connections: set[Any] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 

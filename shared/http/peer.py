@@ -49,7 +49,7 @@ class Connection:
             self._lost_callbacks.remove(callback)
 
     def lose(self, *, broken: bool) -> None:
-        """Mark the connection as gone and call those who asked. Only the first call counts."""
+        """Mark the connection as gone and call the registered callbacks. Only the first call counts."""
         if not self.connected:
             return
         self.connected = False

@@ -75,7 +75,7 @@ class Acceptor:
         self._server = await self._loop.create_server(self._first, sock=duplicate, backlog=self._backlog, ssl=self._tls)
 
     def stop(self) -> None:
-        """Leave the socket's queue to whoever serves it next. Accepted connections stay."""
+        """Leave the socket's queue to the process that serves it next. Accepted connections stay."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -196,7 +196,7 @@ class PublicServer:
         await self._acceptor.start()
 
     def stop_accepting(self) -> None:
-        """Leave the queue of the socket to whoever serves the slot next; the supervisor keeps it open."""
+        """Leave the queue of the socket to the next worker of the slot; the supervisor keeps it open."""
         if self._acceptor is not None:
             self._acceptor.stop()
 
