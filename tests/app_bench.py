@@ -157,7 +157,7 @@ class AppBench(WorkerBench):
         headers += [(b"accept", accept.encode())] if accept is not None else []
         headers += [(b"traceparent", trace.encode())] if trace is not None else []
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        carrier = FakeCarrier(service_of(self.app.starlette, self.app.hot), connection)
+        carrier = FakeCarrier(service_of(self.app.starlette, self.app.hot, self.dispatcher.quota), connection)
         carrier.service.turns = self.edge_turns
         carrier.feed(request_bytes(method, path, headers, data))
         return await carrier.answered()

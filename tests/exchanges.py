@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shared.http.exchange import HotEntry
+    from shared.http.memory import Memory
 
 PER_TURN = 16
 
@@ -87,8 +88,12 @@ async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
     raise AssertionError("no application serves this")
 
 
-def service_of(app: ASGIApp = nothing, hot: Mapping[tuple[bytes, bytes], HotEntry] | None = None) -> Service:
-    return Service(app, asyncio.get_running_loop(), TurnLimit(PER_TURN), hot or {})
+def service_of(
+    app: ASGIApp = nothing,
+    hot: Mapping[tuple[bytes, bytes], HotEntry] | None = None,
+    memory: Memory | None = None,
+) -> Service:
+    return Service(app, asyncio.get_running_loop(), TurnLimit(PER_TURN), hot or {}, memory=memory)
 
 
 class FakeCarrier:

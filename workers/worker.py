@@ -77,6 +77,7 @@ class Worker:
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
             hot=app.hot,
+            memory=self._dispatcher.quota,
         )
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -113,7 +113,7 @@ def _metric_of(counter: str) -> tuple[str, str, str]:
 _WORKER_GAUGES: Final = {
     "samples_in_flight": ("Samples running now", "in_flight"),
     "samples_paused": ("Those of them that wait because no upstream accepts them", "paused"),
-    "in_flight_bytes": ("Memory of prompts and unsaved results", "in_flight_bytes"),
+    "in_flight_bytes": ("Memory of prompts, unsaved results, bodies and unread replies", "in_flight_bytes"),
     "passed_in_flight": ("Requests being passed through", "passed_in_flight"),
     "worker_loop_lag_ms_p99": ("Event loop lag of the last minute, 99th percentile", "loop_lag_ms_p99"),
     "worker_loop_lag_ms_max": ("Event loop lag of the last minute, highest", "loop_lag_ms_max"),

@@ -7,6 +7,10 @@ request that could never be taken is refused for good (`refuse_request`).
 it: `limit / (active keys + 1)`. The one more is for a key that has nothing yet: a newcomer finds room, however
 many others flood. A worker that is not nearly full is everybody's, so that nothing lies idle.
 
+**Buffers.** Bodies that arrive and replies that are not read yet are held for a client, not for a sample. They have the
+same limit, but beside the samples (`admit_buffer`): a key with all its samples in flight must still be able to fetch
+results. A sample is admitted by the total.
+
 **A key's own limits** are for the whole gateway. A worker knows only what it holds itself, so each enforces an equal
 part, rounded up: the kernel spreads connections evenly over workers.
 """
@@ -20,6 +24,8 @@ from shared.core.model import Value
 
 # Nearly full: from here on shares count. The eighth that is left is what a newcomer finds while a single key floods.
 _CONTENDED: Final = 7 / 8
+# A key with a small limit still has several sampling sessions, and futures of a training server.
+_FEW_POLLS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +35,17 @@ class Limits:
 
 
 class Load(Value, frozen=True):
-    """A worker's load. `in_flight_bytes` counts prompts, and results that are not yet in the store."""
+    """A worker's load. `in_flight_bytes` counts prompts, results that are not yet in the store, and buffers.
+
+    `buffered_bytes`: the buffers alone.
+    """
 
     in_flight: int
     in_flight_bytes: int
     store_full: bool = False
     draining: bool = False
     store_refilling: bool = False
+    buffered_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,7 @@ class Tenancy:
     max_in_flight_bytes: int | None
     active_keys: int
     shared: bool
+    buffered_bytes: int = 0
 
 
 # The only key there is, without limits of its own: nothing is asked of what it holds.
@@ -81,6 +92,41 @@ def admit(load: Load, limits: Limits, sample_bytes: int, tenancy: Tenancy) -> Re
         or _by_load(load, limits, sample_bytes)
         or _by_share(load, limits, sample_bytes, tenancy)
     )
+
+
+def admit_buffer(load: Load, limits: Limits, held_bytes: int, more_bytes: int, tenancy: Tenancy) -> Rejection | None:
+    """Return why a request or reply that holds `held_bytes` may not hold `more_bytes` beside them, or None if it may.
+
+    One of any size is always taken from a key that buffers nothing else: it would never be delivered otherwise.
+    """
+    key_bytes = load.buffered_bytes if tenancy is ALONE else tenancy.buffered_bytes
+    if key_bytes <= held_bytes:
+        return None
+    most = tenancy.max_in_flight_bytes
+    if most is not None and key_bytes + more_bytes > most:
+        text = f"this key's requests and unread replies here would hold more than {most} bytes (max-in-flight-bytes)"
+        return Rejection("key", f"{text}; send it again later")
+    if load.buffered_bytes + more_bytes > limits.max_in_flight_bytes:
+        text = "requests and unread replies hold too many bytes (--max-in-flight-bytes)"
+        return Rejection("bytes", f"{text}; send it again later")
+    parts = tenancy.active_keys + 1
+    if tenancy.shared and _over_share(load.buffered_bytes, key_bytes, more_bytes, limits.max_in_flight_bytes, parts):
+        text = f"this key holds more than its share (1/{parts}) of the requests and unread replies on this worker"
+        return Rejection("share", f"{text}; send it again later")
+    return None
+
+
+def most_polls(max_in_flight: int) -> int:
+    """Return how many polls a key may have held: one for each of its samples, and a fifth more for its sessions."""
+    return max(_FEW_POLLS, -(-max_in_flight * 6 // 5))
+
+
+def refuse_poll(held: int, max_in_flight: int) -> Rejection | None:
+    """Return why one more poll of a key is refused, or None if it is held."""
+    if held < most_polls(max_in_flight):
+        return None
+    text = f"{held} polls of this key are held here, as many as its samples need (max-in-flight, and a fifth)"
+    return Rejection("key", f"{text}; send it again later")
 
 
 def worker_part(limit: int | None, workers: int) -> int | None:

@@ -28,27 +28,24 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from shared.config import KIB
-from shared.core.callers import ANONYMOUS
+from shared.core.errors import GatewayError
 from shared.http.head import scope_of, too_large_body
-from shared.http.reply import TLS_PIECE_BYTES, Framing, log_access, opening, send_in_pieces
+from shared.http.memory import SMALL_BYTES, Holder
+from shared.http.reply import TLS_PIECE_BYTES, Framing, log_access, opening, send_in_pieces, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
     from starlette.types import ASGIApp, Message, Scope
 
-    from shared.core.callers import Caller
-    from shared.core.errors import GatewayError
     from shared.http.head import RequestParser
+    from shared.http.memory import Memory
     from shared.http.peer import Connection, Flow
     from shared.http.reply import WholeReply
     from shared.loop.turns import TurnLimit
 
 log = logging.getLogger(__name__)
 
-# From here on a copy of the body costs more than the second buffer of a scattered write.
-_SCATTER_FROM_BYTES: Final = 16 * KIB
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _EXTENSION: Final = "gateway.exchange"
 
@@ -86,6 +83,7 @@ class Service:
     hot: Mapping[tuple[bytes, bytes], HotEntry] = field(default_factory=dict)
     scheme: str = "http"
     access_log: bool = False
+    memory: Memory | None = None
     # Open connections, and requests under way: stopping the server waits for these.
     connections: set[Any] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -104,14 +102,12 @@ class Carrier(Protocol):
         """Go on after the last byte of a reply was written: that of the exchange that is being answered."""
 
 
-class Exchange:
+class Exchange(Holder):
     """One request and its reply.
 
-    `headers` as a mapping and `header_list` as they came; names are in lower case. `caller` is set by who admits it,
-    `path_params` by who routes it.
+    `headers` as a mapping and `header_list` as they came; names are in lower case. The router sets `path_params`.
     """
 
-    caller: Caller = ANONYMOUS
     path_params: Mapping[str, str] = MappingProxyType({})
     # What came after the head is no body: nothing may be replied.
     retracted = False
@@ -120,8 +116,6 @@ class Exchange:
     complete = False
     _responder: Responder | None = None
     _limit_bytes: int | None = None
-    _body_bytes = 0
-    _unread_bytes = 0
     # The last part of the body was received.
     _body_taken = False
     # It has entered the turns of the loop, which it does once: a request without a body is whole from the beginning.
@@ -133,6 +127,7 @@ class Exchange:
     def __init__(self, carrier: Carrier, head: RequestParser, *, keep_alive: bool) -> None:
         """Take over the head that the parser holds now."""
         self._carrier = carrier
+        self._memory = carrier.service.memory
         self.peer = carrier.peer
         self.method = head.method
         self._url = head.url
@@ -152,11 +147,6 @@ class Exchange:
         return self._url.decode("ascii")
 
     @property
-    def body(self) -> bytes:
-        """Return what has arrived of the body."""
-        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-
-    @property
     def gone(self) -> bool:
         """Return whether there is nobody to reply to; known before the transport reports the end."""
         return self.retracted or not self.peer.connected
@@ -171,6 +161,8 @@ class Exchange:
 
     async def receive(self) -> Message:
         """Return ASGI's next message: more of the body, or that the client has gone or has its reply."""
+        # The part before was held until now, by whoever passes it on.
+        self._count(self._unread_bytes if self._unread_bytes > SMALL_BYTES else 0)
         self._ask_for_body()
         while not self.gone and not self.complete:
             if self._parts or (self.body_is_whole and not self._body_taken):
@@ -201,9 +193,11 @@ class Exchange:
             return
         self._ask_for_body()
         if self._body_bytes > limit_bytes:
-            self._refuse_too_large(limit_bytes)
+            self._refuse(too_large_body(limit_bytes))
         elif self._task is None and self.body_is_whole:
             self.end_body()
+        else:
+            self._hold_body()
 
     async def respond(self) -> None:
         """Answer what was collected, in the task of the router that has found the responder."""
@@ -223,9 +217,14 @@ class Exchange:
 
     def read_ahead(self, size_bytes: int) -> int:
         """Note a read, and return how many bytes nobody has asked for yet, counted on the wire."""
-        if self._limit_bytes is not None or self.complete:
+        if self.complete:
+            return 0
+        if self._limit_bytes is not None:
+            self._hold_body()
             return 0
         self._unread_bytes += size_bytes
+        if self._responder is not None:
+            self._count(self._held_bytes + size_bytes)
         return self._unread_bytes
 
     def add(self, part: bytes) -> None:
@@ -233,13 +232,15 @@ class Exchange:
         self._parts.append(part)
         self._body_bytes += len(part)
         if self._limit_bytes is not None and self._body_bytes > self._limit_bytes:
-            self._refuse_too_large(self._limit_bytes)
+            self._refuse(too_large_body(self._limit_bytes))
         if self._news is not None:
             self._news.set()
 
     def end_body(self) -> None:
         """Take note that the body is whole."""
         self.body_is_whole = True
+        if self._limit_bytes is not None:
+            self._hold_body()
         if self._news is not None:
             self._news.set()
         if self._task is None and self._responder is not None and not self._entered:
@@ -253,11 +254,20 @@ class Exchange:
         if self._task is None and self._responder is not None and not self.complete:
             self._responder.client_left(self)
             self._responder = None
+            self._give_up()
 
-    def _refuse_too_large(self, limit_bytes: int) -> None:
+    def _hold_body(self) -> None:
+        try:
+            self._hold(self._body_bytes)
+        except GatewayError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Reply to a body that may not come any further; the rest of it is discarded."""
         responder, self._responder = self._responder, None
+        self._give_up()
         if responder is not None:
-            responder.refuse(self, too_large_body(limit_bytes))
+            responder.refuse(self, error)
 
     def _ask_for_body(self) -> None:
         if self.expects_continue and not self._carrier.transport.is_closing():
@@ -299,6 +309,7 @@ class Exchange:
             self._carrier.transport.close()
             raise
         finally:
+            self._give_up()
             if self._task is not None:
                 self._carrier.service.tasks.discard(self._task)
 
@@ -313,17 +324,19 @@ class Exchange:
     async def _answer(self, responder: Responder) -> None:
         # Without a limit the body is left to `receive`.
         reply = await responder.answer(self, self.body if self._limit_bytes is not None else b"")
-        # A connection keeps its last exchange until the next one: thousands that are idle would keep their prompts.
-        self._parts.clear()
+        if reply is None or len(reply.body) <= SMALL_BYTES:
+            # A connection keeps its last exchange until the next one: thousands that are idle would keep their prompts.
+            self._give_up()
+        if self._carrier.flow.write_paused:
+            await self._drain(self._carrier.flow, self._carrier.transport)
         if reply is None:
             return
-        if self._carrier.flow.write_paused:
-            await self._carrier.flow.drain()
         if self._carrier.service.scheme == "https" and len(reply.body) > TLS_PIECE_BYTES:
             await send_in_pieces(self.send, reply)
         else:
             self.reply(reply.status, reply.content_type, reply.body)
-        if reply.on_delivered is not None and self.complete and await self.peer.drained():
+        waits = self._held_bytes or reply.on_delivered is not None
+        if waits and self.complete and await self.peer.drained() and reply.on_delivered is not None:
             reply.on_delivered()
 
     # -- its reply
@@ -333,19 +346,13 @@ class Exchange:
         if self.gone:
             return
         head = b"%b%d\r\n%b\r\n" % (opening(status, content_type), len(body), self._begin_reply(status))
-        transport = self._carrier.transport
-        if self.method == b"HEAD":
-            transport.write(head)
-        elif len(body) < _SCATTER_FROM_BYTES:
-            transport.write(b"".join((head, body)))
-        else:
-            transport.writelines((head, body))
+        write_whole(self._carrier.transport, head, b"" if self.method == b"HEAD" else body)
         self._complete()
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Write one of ASGI's messages. Raises `RuntimeError` for one that may not follow the last."""
         if self._carrier.flow.write_paused and not self.gone:
-            await self._carrier.flow.drain()
+            await self._drain(self._carrier.flow, self._carrier.transport)
         if self.gone:
             return
         framing = self._framing

@@ -12,6 +12,7 @@ from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 from shared.config import KIB
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterable
 
     from starlette.types import Send
@@ -21,6 +22,8 @@ _access_log: Final = logging.getLogger("uvicorn.access")
 # uvloop's TLS encrypts one write into one buffer of the TCP transport, however large, and never reports how much of it
 # is left. In pieces of its high-water mark at most one of them is out of sight; the encryption copies them anyway.
 TLS_PIECE_BYTES: Final = 64 * KIB
+# From here on a copy of the body costs more than the second buffer of a scattered write.
+_SCATTER_FROM_BYTES: Final = 16 * KIB
 # Replies that have no body whatever their headers say.
 _BODILESS: Final = frozenset({204, 304})
 
@@ -96,6 +99,14 @@ class Framing:
 def opening(status: int, content_type: bytes) -> bytes:
     """Return the head of a whole reply up to the Content-Length value. About a dozen pairs exist, so all are cached."""
     return b"%bcontent-type: %b\r\ncontent-length: " % (STATUS_LINE[status], content_type)
+
+
+def write_whole(transport: asyncio.Transport, head: bytes, body: bytes | memoryview) -> None:
+    """Write a whole reply, its body without a copy if that is cheaper."""
+    if len(body) < _SCATTER_FROM_BYTES:
+        transport.write(b"".join((head, body)))
+    else:
+        transport.writelines((head, body))
 
 
 async def send_response(

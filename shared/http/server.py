@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from shared.http.edge import Edge
     from shared.http.exchange import HotEntry
+    from shared.http.memory import Memory
 
 
 # The most in a turn beside the loop's own: some 5 ms with what they have sent.
@@ -167,8 +168,12 @@ class PublicServer:
         tls_cert: str | None = None,
         tls_key: str | None = None,
         hot: Mapping[tuple[bytes, bytes], HotEntry] | None = None,
+        memory: Memory | None = None,
     ) -> None:
-        """Serve `app`, and before it the table of hot paths, by method and target."""
+        """Serve `app`, and before it the table of hot paths, by method and target.
+
+        `memory` counts bodies and replies.
+        """
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._edge = edge
@@ -184,7 +189,7 @@ class PublicServer:
             ssl_keyfile=tls_key,
         )
         self._service = Service(
-            app, self._loop, TurnLimit(_STARTED_PER_TURN), hot or {}, _scheme_of(self._config), access_log
+            app, self._loop, TurnLimit(_STARTED_PER_TURN), hot or {}, _scheme_of(self._config), access_log, memory
         )
         self._acceptor: Acceptor | None = None
 

@@ -359,11 +359,20 @@ def functions_of(path: Path) -> set[str]:
 
 def test_every_threat_has_a_defence_and_a_test() -> None:
     before_figures = SECURITY.partition("\n## Fuzzing")[0]
-    threats = [cells for cells in rows(before_figures) if cells[0] not in ("attacker", "---")]
+    tables = [cells for cells in rows(before_figures) if cells[0] not in ("attacker", "resource", "---")]
+    threats = [cells for cells in tables if len(cells) == 4]
     assert len(threats) > 30
     for attacker, _, defence, tests in threats:
         assert attacker and defence
         assert "::" in tests, attacker
+
+
+def test_every_resource_has_its_bounds_and_a_test() -> None:
+    resources = list(rows(section(SECURITY, "## Who may hold what")))[2:]
+    assert len(resources) > 8
+    for resource, *bounds, tests in resources:
+        assert len(bounds) == 4 and all(bounds) and "none" not in bounds, resource
+        assert "::" in tests, resource
 
 
 @pytest.mark.parametrize("text", [ARCHITECTURE, RELIABILITY, SECURITY], ids=["architecture", "reliability", "security"])

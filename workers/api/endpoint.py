@@ -104,6 +104,7 @@ class Endpoint:
                 # Counted once it is over: a reply that breaks off is counted as such.
                 self._counters.answered(exchange.status)
                 return None
+            exchange.hold_reply(len(reply.body))
         except ClientGone:
             self.client_left(exchange)
             return None

@@ -2,7 +2,8 @@
 
 Rules that the SDK forces (docs/wire.md): a pending retrieve is held, then 408; trouble with the store is a held poll
 too, because the SDK repeats 408 and 5xx without any pause; a session poll never answers 4xx to a well-formed request,
-since that ends the client for good; a poll for what is not the caller's is held like one without news.
+since that ends the client for good; a poll for what is not the caller's is held like one without news. Only a 429 is
+never fatal: a key gets it that has more polls than its samples need, or too many bytes unread.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ async def retrieve_future(parts: WorkerParts, request: Request) -> Reply | Strea
     parts.counters.polls += 1
     if not ids.is_lone(session.session_id):
         parts.sessions.note(session.session_id)
-    outcome = await _await_record(parts, request, key)
+    with parts.dispatcher.quota.polling(request.caller):
+        outcome = await _await_record(parts, request, key)
     if outcome is Wake.REVOKED:
         raise Unauthorized(REVOKED)
     if isinstance(outcome, Wake):
@@ -195,13 +197,15 @@ async def retrieve_futures(parts: WorkerParts, request: Request) -> Reply:
     hold_s = _hold_s(parts, call.timeout)
     session = parts.sessions.find(call.sampling_session_id, request.caller)
     if session is None:
-        await _hold(parts, request, hold_s)
+        with parts.dispatcher.quota.polling(request.caller):
+            await _hold(parts, request, hold_s)
         return replies.ok(calls.completions((), call.prev_cursor))
     if not ids.is_lone(session.session_id):
         parts.sessions.note(session.session_id)
     await parts.long_work.run(_acknowledge(parts, session, call.retrieved_request_ids), request.caller.digest)
     # SDK 0.36 sends its last acknowledgements in a full long poll with nothing pending: it must not be held.
-    page = await _await_page(parts, request, session, call, 0.0 if call.retrieved_request_ids else hold_s)
+    with parts.dispatcher.quota.polling(request.caller):
+        page = await _await_page(parts, request, session, call, 0.0 if call.retrieved_request_ids else hold_s)
     entries = ((ids.request_id(session, entry.seq_id), entry.finished, entry.size_bytes) for entry in page.entries)
     return replies.ok(calls.completions(entries, page.cursor))
 

@@ -63,6 +63,7 @@ def trainer_of(parts: WorkerParts) -> TrainingServer:
 async def pass_on(parts: WorkerParts, request: Request) -> Streamed:
     """Pass on whatever this gateway does not answer itself."""
     trainer = trainer_of(parts)
+    parts.dispatcher.quota.require_memory(request.caller)
     outgoing = trainer.as_it_comes(request)
     parts.counters.training_requests += 1
 
@@ -155,22 +156,28 @@ async def retrieve_future(
         raise NotFound("there is no such request")
     if parts.sessions.is_admitted(future.session):
         parts.sessions.note(future.session)
-    return await _poll_saved(parts, request, call, future)
+    with parts.dispatcher.quota.polling(request.caller):
+        return await _poll_saved(parts, request, call, future)
 
 
 def _poll(parts: WorkerParts, request: Request, trainer: TrainingServer, call: calls.RetrieveFuture) -> Streamed:
     """Hold a poll as long as any other and stream the result, which can be as large as what was trained on."""
+    parts.dispatcher.quota.require_memory(request.caller)
     outgoing = trainer.whole(request)
+
+    async def relay_held(send: Send) -> None:
+        hold_s = parts.live.settings.poll_timeout_s
+        async with while_connected(request.connection), trainer.held(hold_s, request.caller.digest) as held:
+            async with trainer.exchange(outgoing) as response:
+                _require_calm(response.status)
+                # What has begun to arrive is sent to its end.
+                trainer.release(held)
+                await relay(response, trainer.headers_for_client(response), send)
 
     async def run(send: Send) -> None:
         try:
-            hold_s = parts.live.settings.poll_timeout_s
-            async with while_connected(request.connection), trainer.held(hold_s, request.caller.digest) as held:
-                async with trainer.exchange(outgoing) as response:
-                    _require_calm(response.status)
-                    # What has begun to arrive is sent to its end.
-                    trainer.release(held)
-                    await relay(response, trainer.headers_for_client(response), send)
+            with parts.dispatcher.quota.polling(request.caller):
+                await relay_held(send)
         except _TROUBLE as error:
             raise _busy(parts, error) from None
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""What one worker holds in flight, in total and by API key: samples, and requests that are passed on.
+"""What one worker holds in flight, in total and by API key: samples, requests that are passed on, buffers and polls.
 
 Whether one more is admitted is decided in `shared/core/admission.py`. This module keeps the figures that are compared
 there with a worker's limits, a key's limits and a key's share, and the figures that operators see.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from shared.channel import KeyStatus
 from shared.core import ids
-from shared.core.admission import ALONE, Limits, Load, Tenancy, admit, worker_part
+from shared.core.admission import ALONE, Limits, Load, Tenancy, admit, admit_buffer, refuse_poll, worker_part
 from shared.core.callers import NO_LIMITS
 from shared.core.errors import Overloaded
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shared.config import Settings
+    from shared.core.admission import Rejection
     from shared.core.callers import Caller
     from shared.counters import Counters
     from workers.samples.store_share import StoreShare
@@ -50,6 +51,8 @@ class Quota:
         self.reconfigure(settings)
         self._held = 0
         self.in_flight_bytes = 0
+        # Those of `in_flight_bytes` that are bodies and replies.
+        self.buffered_bytes = 0
         self.passed_in_flight = 0
         self.draining = False
         self.store_full_until_s = 0.0
@@ -68,10 +71,7 @@ class Quota:
         `store_full`, `store_refilling`: for a sample, which needs the store.
         """
         load = Load(self._held, self.in_flight_bytes, store_full, self.draining, store_refilling)
-        rejection = admit(load, self._limits, held_bytes, self.key_usage.tenancy(caller))
-        if rejection is not None:
-            self.count_rejection(rejection.reason, self.key_usage.tally(caller))
-            raise Overloaded(rejection.reason, rejection.message)
+        self._require(caller, admit(load, self._limits, held_bytes, self.key_usage.tenancy(caller)))
         self._held += 1
         self.in_flight_bytes += held_bytes
         self.idle.clear()
@@ -105,7 +105,37 @@ class Quota:
 
     def require_store_share(self, caller: Caller) -> None:
         """Raise `Overloaded` if the results of this caller that nobody has fetched fill more than its share."""
-        if self.key_usage.shared and (rejection := self.store_share.refuse(caller)):
+        if self.key_usage.shared:
+            self._require(caller, self.store_share.refuse(caller))
+
+    def require_memory(self, caller: Caller, held_bytes: int = 0, more_bytes: int = 0) -> None:
+        """Raise `Overloaded` if a request that holds `held_bytes` may not hold `more_bytes` beside them."""
+        load = Load(self._held, self.in_flight_bytes, buffered_bytes=self.buffered_bytes)
+        tenancy = self.key_usage.tenancy(caller)
+        self._require(caller, admit_buffer(load, self._limits, held_bytes, more_bytes, tenancy))
+
+    def count_memory(self, caller: Caller, more_bytes: int) -> None:
+        """Count `more_bytes` (fewer, if negative) of what is held of a body or a reply."""
+        self.buffered_bytes += more_bytes
+        self.in_flight_bytes += more_bytes
+        self.key_usage.buffer(caller, more_bytes)
+
+    @contextmanager
+    def polling(self, caller: Caller) -> Iterator[None]:
+        """Count a poll while it is held. Raise `Overloaded` if this key has too many."""
+        polls, digest = self.key_usage.polls, caller.digest
+        held, most = polls.get(digest, 0), caller.limits.max_in_flight
+        self._require(caller, refuse_poll(held, self._limits.max_in_flight if most is None else most))
+        polls[digest] = held + 1
+        try:
+            yield
+        finally:
+            polls[digest] -= 1
+            if not polls[digest]:
+                del polls[digest]
+
+    def _require(self, caller: Caller, rejection: Rejection | None) -> None:
+        if rejection is not None:
             self.count_rejection(rejection.reason, self.key_usage.tally(caller))
             raise Overloaded(rejection.reason, rejection.message)
 
@@ -130,13 +160,14 @@ class Tally:
 
 @dataclass(eq=False, slots=True)
 class Holding:
-    """Count what one key, given by its `Caller.digest`, has in flight."""
+    """Count what one key, given by its `Caller.digest`, has in flight: `in_flight_bytes` with `buffered_bytes`."""
 
     digest: bytes
     tally: Tally = field(default_factory=Tally)
     in_flight: int = 0
     in_flight_bytes: int = 0
     owner_tag: str = ""
+    buffered_bytes: int = 0
 
 
 class KeyUsage:
@@ -147,6 +178,8 @@ class KeyUsage:
         self.shared = shared
         # Only keys that hold something: their number decides what a share is.
         self._holdings: dict[bytes, Holding] = {}
+        # Held polls by `Caller.digest`.
+        self.polls: dict[bytes, int] = {}
         # By the operator's names; there are as many as the keys file has ever held.
         self._tallies: dict[str, Tally] = {}
 
@@ -161,14 +194,12 @@ class KeyUsage:
             max_in_flight_bytes=worker_part(caller.limits.max_in_flight_bytes, self.workers),
             active_keys=len(self._holdings) + (holding is None),
             shared=self.shared,
+            buffered_bytes=holding.buffered_bytes if holding else 0,
         )
 
     def take(self, caller: Caller, size_bytes: int) -> Holding:
         """Count one more for this caller, and return what has to be given back with `release`."""
-        holding = self._holdings.get(caller.digest)
-        if holding is None:
-            tag = ids.owner_tag(caller.secret)
-            holding = self._holdings[caller.digest] = Holding(caller.digest, self.tally(caller), owner_tag=tag)
+        holding = self._holding(caller)
         holding.in_flight += 1
         holding.in_flight_bytes += size_bytes
         return holding
@@ -176,7 +207,24 @@ class KeyUsage:
     def release(self, holding: Holding, size_bytes: int) -> None:
         holding.in_flight -= 1
         holding.in_flight_bytes -= size_bytes
-        if not holding.in_flight:
+        self._forget_empty(holding)
+
+    def buffer(self, caller: Caller, more_bytes: int) -> None:
+        """Count `more_bytes` (fewer, if negative) of this caller's bodies and replies."""
+        holding = self._holding(caller)
+        holding.in_flight_bytes += more_bytes
+        holding.buffered_bytes += more_bytes
+        self._forget_empty(holding)
+
+    def _holding(self, caller: Caller) -> Holding:
+        holding = self._holdings.get(caller.digest)
+        if holding is None:
+            tag = ids.owner_tag(caller.secret)
+            holding = self._holdings[caller.digest] = Holding(caller.digest, self.tally(caller), owner_tag=tag)
+        return holding
+
+    def _forget_empty(self, holding: Holding) -> None:
+        if not holding.in_flight and not holding.buffered_bytes:
             del self._holdings[holding.digest]
 
     def tally(self, caller: Caller) -> Tally:

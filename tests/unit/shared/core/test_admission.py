@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.core.admission import ALONE, Limits, Load, Tenancy, admit, refuse_request, refuse_session, worker_part
+from shared.core.admission import (
+    ALONE,
+    Limits,
+    Load,
+    Tenancy,
+    admit,
+    admit_buffer,
+    most_polls,
+    refuse_poll,
+    refuse_request,
+    refuse_session,
+    worker_part,
+)
 
 LIMITS = Limits(max_in_flight=16, max_in_flight_bytes=1600)
 # One of two keys that hold something, without limits of its own.
@@ -146,3 +158,44 @@ def test_the_only_key_is_asked_for_less_and_told_the_same(
 ) -> None:
     load, limits = Load(in_flight, held_bytes, *state), Limits(most, most_bytes)
     assert admit(load, limits, sample_bytes, ALONE) == admit(load, limits, sample_bytes, replace(ALONE))
+
+
+@pytest.mark.parametrize(
+    ("load_bytes", "changes", "held_bytes", "more_bytes", "expected"),
+    [
+        # The key's own limit. What it holds of samples does not count: results must still be fetched.
+        (100, {"buffered_bytes": 100, "max_in_flight_bytes": 200}, 0, 100, None),
+        (100, {"buffered_bytes": 100, "max_in_flight_bytes": 200}, 0, 101, "key"),
+        (100, {"buffered_bytes": 100, "max_in_flight_bytes": 200}, 60, 101, "key"),
+        (100, {"in_flight_bytes": 10_000, "buffered_bytes": 100, "max_in_flight_bytes": 200}, 0, 100, None),
+        # One of any size, also while it grows, whatever others hold.
+        (0, {"max_in_flight_bytes": 200}, 0, 5000, None),
+        (100, {"buffered_bytes": 100, "max_in_flight_bytes": 200}, 100, 5000, None),
+        (1600, {"buffered_bytes": 100}, 100, 5000, None),
+        # The worker's limit, and a share of it for each key when it is nearly full.
+        (1300, {"buffered_bytes": 100}, 0, 301, "bytes"),
+        (1000, {"buffered_bytes": 500}, 0, 400, None),
+        (1000, {"buffered_bytes": 500}, 0, 401, "share"),
+        (1000, {"buffered_bytes": 500, "shared": False}, 0, 401, None),
+    ],
+)
+def test_what_is_buffered(
+    load_bytes: int, changes: dict[str, Any], held_bytes: int, more_bytes: int, expected: str | None
+) -> None:
+    load, tenancy = Load(6, 0, buffered_bytes=load_bytes), replace(TENANT, **changes)
+    rejection = admit_buffer(load, LIMITS, held_bytes, more_bytes, tenancy)
+    assert (rejection.reason if rejection else None) == expected
+
+
+@pytest.mark.parametrize(("held_bytes", "more_bytes", "expected"), [(0, 600, None), (0, 601, "bytes"), (1000, 9, None)])
+def test_the_only_key_buffers_what_the_worker_does(held_bytes: int, more_bytes: int, expected: str | None) -> None:
+    rejection = admit_buffer(Load(0, 0, buffered_bytes=1000), LIMITS, held_bytes, more_bytes, ALONE)
+    assert (rejection.reason if rejection else None) == expected
+
+
+@pytest.mark.parametrize(("max_in_flight", "polls"), [(1, 16), (20, 24), (21, 26), (65_536, 78_644)])
+def test_held_polls_of_a_key(max_in_flight: int, polls: int) -> None:
+    """One for each sample, and a fifth more; a few in any case."""
+    assert most_polls(max_in_flight) == polls
+    assert refuse_poll(polls - 1, max_in_flight) is None
+    assert refuse_poll(polls, max_in_flight) is not None

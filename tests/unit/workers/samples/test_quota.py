@@ -65,3 +65,19 @@ async def test_it_is_idle_when_both_have_ended_and_takes_nothing_while_it_drains
         with pytest.raises(Overloaded):
             held.take(ANONYMOUS, 1)
     await idle
+
+
+def test_what_is_buffered_counts_beside_what_runs() -> None:
+    held = quota(max_in_flight_bytes=100)
+    sample = held.take(ANONYMOUS, 90)
+    held.require_memory(ANONYMOUS, 0, 90)
+    held.count_memory(ANONYMOUS, 90)
+    assert (held.in_flight_bytes, held.buffered_bytes) == (180, 90)
+    with pytest.raises(Overloaded):
+        held.require_memory(ANONYMOUS, 0, 11)
+    with pytest.raises(Overloaded):
+        held.take(ANONYMOUS, 1)
+    held.require_memory(ANONYMOUS, 90, 1000)
+    held.release(sample, 90)
+    held.count_memory(ANONYMOUS, -90)
+    assert (held.in_flight_bytes, held.buffered_bytes) == (0, 0)
